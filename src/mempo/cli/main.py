@@ -1,0 +1,79 @@
+"""The `mempo` command: one light table of commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mempo.core import MempoError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    target: str
+    """`module:function`; the function takes the program's name and the arguments left, and returns an exit status."""
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {}
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Find the command, run it, and turn errors meant for people into one line and a status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return EXIT_OK
+    if arguments[0] == "--version":
+        from mempo import __version__
+
+        print(f"mempo {__version__}")
+        return EXIT_OK
+    name, rest = _split(arguments)
+    if name is None:
+        return _unknown(arguments)
+    module, function = COMMANDS[name].target.split(":")
+    try:
+        run = getattr(importlib.import_module(module), function)
+        return int(run(f"mempo {name}", rest))
+    except MempoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def overview(group: str | None = None) -> str:
+    """The list of commands, or of one group of them (`mempo data`)."""
+    names = [name for name in COMMANDS if group is None or name.split()[0] == group]
+    width = max((len(name) for name in names), default=0)
+    rows = [f"  {name:<{width}}  {COMMANDS[name].summary}" for name in names]
+    head = f"usage: mempo {group or ''}{' ' if group else ''}COMMAND ..."
+    return "\n".join([head, "", *rows, "", "mempo COMMAND --help shows the options and examples of a command."])
+
+
+def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if len(arguments) >= words and name in COMMANDS:
+            return name, arguments[words:]
+    return None, arguments
+
+
+def _unknown(arguments: list[str]) -> int:
+    group = arguments[0]
+    if any(name.split()[0] == group for name in COMMANDS):
+        asked_for_help = len(arguments) == 1 or arguments[1] in ("-h", "--help")
+        print(overview(group), file=sys.stdout if asked_for_help else sys.stderr)
+        return EXIT_OK if asked_for_help else EXIT_USAGE
+    print(f"error: no command {group!r}\n\n{overview()}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
