@@ -36,6 +36,7 @@ from mempo.core.records import (
     Turn,
     Usage,
 )
+from mempo.core.seeds import derive_seed
 
 __all__ = [
     "CheckpointError",
@@ -74,4 +75,5 @@ __all__ = [
     "Turn",
     "Usage",
     "WrongServiceError",
+    "derive_seed",
 ]

@@ -156,6 +156,8 @@ class GenerationRequest:
     """0 keeps the whole vocabulary."""
     stop: tuple[str, ...] = ()
     """Generation ends after the first of these strings; the string is part of the text."""
+    max_prompt_tokens: int | None = None
+    """A longer prompt is a ContextOverflowError; None leaves only the policy's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,10 @@ class Generation:
     """Empty where a server renders the prompt and does not say what it made of it."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    """Of each of `token_ids`, under the distribution that was sampled from at temperature 1."""
+    """Of each of `token_ids`: log-softmax of the logits divided by the temperature (by 1 where it
+    is greedy), before top-p and top-k."""
+    offsets: tuple[tuple[int, int], ...] = ()
+    """Characters of `text` that each of `token_ids` touches, as (start, end)."""
     seconds: float = 0.0
 
 
