@@ -1,0 +1,1 @@
+"""From text to meaning and back: tags, prompts, contexts, token ids."""
