@@ -1,0 +1,45 @@
+"""The embedded world: fictional encyclopedias that need no download and that no model has read."""
+
+from mempo.data.world.closed import (
+    CLOSED_SYSTEM_PROMPT,
+    FALLBACK_CHARACTERS,
+    ClosedWorld,
+    closed_capacity,
+    closed_pattern,
+    closed_vocabulary,
+    closed_worlds,
+    split_words,
+)
+from mempo.data.world.draw import Draw
+from mempo.data.world.plan import (
+    Fact,
+    Plan,
+    Split,
+    facts_kept,
+    facts_needed,
+    read_plans,
+    search_order,
+    split_notes,
+    states,
+)
+
+__all__ = [
+    "CLOSED_SYSTEM_PROMPT",
+    "FALLBACK_CHARACTERS",
+    "ClosedWorld",
+    "Draw",
+    "Fact",
+    "Plan",
+    "Split",
+    "closed_capacity",
+    "closed_pattern",
+    "closed_vocabulary",
+    "closed_worlds",
+    "facts_kept",
+    "facts_needed",
+    "read_plans",
+    "search_order",
+    "split_notes",
+    "split_words",
+    "states",
+]

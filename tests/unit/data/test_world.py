@@ -1,0 +1,225 @@
+"""The embedded world: same bytes for a seed, names that nobody bears, questions that the passages answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempo.core import ConfigError, DataError, Task, ToolCall
+from mempo.data.world import (
+    CLOSED_SYSTEM_PROMPT,
+    FALLBACK_CHARACTERS,
+    ClosedWorld,
+    closed_capacity,
+    closed_pattern,
+    closed_vocabulary,
+    closed_worlds,
+    facts_kept,
+    facts_needed,
+    read_plans,
+    search_order,
+    split_notes,
+    split_words,
+    states,
+)
+from mempo.text.passages import render_passages
+from mempo.text.tags import render_turn, wrap_information
+
+CLOSED_GOLDEN = "bfa208bb3d31ae3b"
+
+
+CLOSED_DIGEST_CODE = """
+import hashlib
+from dataclasses import asdict
+from mempo.core.files import render_json
+from mempo.data.world import closed_worlds
+worlds = [*closed_worlds(7, 20), *closed_worlds(7, 20, objectives=3, split="eval", shuffled=True)]
+print(hashlib.sha256("\\n".join(render_json(asdict(world)) for world in worlds).encode()).hexdigest()[:16])
+"""
+
+
+def run_python(code: str, hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def names_of(world: ClosedWorld) -> set[str]:
+    return set(re.findall(r"[A-Z]\w+", " ".join(passage.text for passage in world.passages)))
+
+
+# --- closed vocabulary ---
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "123"])
+def test_the_closed_worlds_of_a_seed_have_the_same_bytes_whatever_python_hashes(hash_seed: str) -> None:
+    assert run_python(CLOSED_DIGEST_CODE, hash_seed).strip() == CLOSED_GOLDEN
+
+
+def test_a_world_is_the_same_whatever_is_made_around_it() -> None:
+    assert list(closed_worlds(3, 2, start=5)) == list(closed_worlds(3, 10))[5:7]
+
+
+def test_seeds_give_different_worlds() -> None:
+    assert next(closed_worlds(1, 1)).passages[0].text != next(closed_worlds(2, 1)).passages[0].text
+
+
+def test_about_200_words_and_none_twice() -> None:
+    vocabulary = closed_vocabulary()
+    assert 180 <= len(vocabulary) <= 220
+    assert len(set(vocabulary)) == len(vocabulary)
+
+
+def texts_of(world: ClosedWorld) -> list[str]:
+    facts = [fact for plan in read_plans(world.task) for fact in plan.facts]
+    memory = "; ".join(f"{fact.query} is {fact.value}" for fact in facts)
+    return [
+        CLOSED_SYSTEM_PROMPT,
+        world.task.question,
+        wrap_information(render_passages(world.passages[:3])),
+        render_turn("nothing", "next", call=ToolCall("search", {"query": facts[0].query})),
+        render_turn(memory, "done", answer=f"unknown; {world.task.gold}"),
+    ]
+
+
+def test_every_text_of_the_mode_is_made_of_the_vocabulary_and_joins_to_itself() -> None:
+    vocabulary = set(closed_vocabulary())
+    for world in [*closed_worlds(0, 50, objectives=3), *closed_worlds(0, 50, split="eval")]:
+        for text in texts_of(world):
+            pieces = split_words(text)
+            assert "".join(pieces) == text
+            assert set(pieces) <= vocabulary
+
+
+def test_a_turn_splits_into_few_fixed_pieces() -> None:
+    call = ToolCall("search", {"query": "river of Tixzor"})
+    assert split_words(render_turn("home of Baxgal is Tixzor", "next", call=call)) == [
+        "<mem>", "home of ", "Bax", "gal", " is ", "Tix", "zor", "</mem>",
+        "\n<think>", "next", "</think>\n",
+        '<tool_call>{"name": "search", "arguments": {"query": "', "river of ", "Tix", "zor", '"}}</tool_call>',
+    ]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*closed_vocabulary(), *FALLBACK_CHARACTERS, "é", "\n"])))
+def test_splitting_loses_nothing_whatever_the_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert "".join(split_words(text)) == text
+
+
+def test_the_pattern_prefers_the_longest_word() -> None:
+    matches = [re.match(closed_pattern(), word) for word in closed_vocabulary()]
+    assert [match and match[0] for match in matches] == list(closed_vocabulary())
+
+
+def test_each_world_answers_its_own_questions_by_single_fact_passages() -> None:
+    for world in closed_worlds(11, 200, objectives=2):
+        texts = {passage.text for passage in world.passages}
+        for objective, plan in zip(world.task.objectives, read_plans(world.task), strict=True):
+            subject = plan.facts[0].title
+            for fact in plan.facts:  # each fact hangs on the value of the one before
+                assert fact.title == subject
+                assert f"{fact.query} is {fact.value}" in texts
+                subject = fact.value
+            assert objective.answers == (plan.facts[-1].value,)
+            relations = [fact.query.split(" of ")[0] for fact in plan.facts]
+            assert objective.question == " of ".join([*reversed(relations), plan.facts[0].title]) + "?"
+
+
+def test_each_entity_on_the_way_has_one_fact_more_than_needed() -> None:
+    world = next(closed_worlds(5, 1, objectives=2, hops=(2,)))
+    # 2 objectives x 2 entities x (needed + distractor).
+    assert len(world.passages) == 8
+    assert set(Counter(passage.title for passage in world.passages).values()) == {2}
+
+
+def test_train_and_eval_share_no_name_but_all_tokens() -> None:
+    train = set().union(*(names_of(world) for world in closed_worlds(0, 2000)))
+    unseen = set().union(*(names_of(world) for world in closed_worlds(0, 500, split="eval")))
+    assert not train & unseen
+    assert {name[:3] for name in unseen} <= {name[:3] for name in train}
+    assert {name[3:] for name in unseen} <= {name[3:] for name in train}
+
+
+@pytest.mark.parametrize(("objectives", "split"), [(2, "train"), (8, "train"), (4, "eval")])
+def test_no_two_worlds_of_a_full_corpus_tell_the_same_relation_of_the_same_entity(objectives: int, split: str) -> None:
+    capacity = closed_capacity(objectives, split)  # type: ignore[arg-type]
+    keys = [
+        passage.text.split(" is ")[0]
+        for world in closed_worlds(0, capacity, objectives=objectives, split=split)  # type: ignore[arg-type]
+        for passage in world.passages
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_more_worlds_than_names_are_refused_with_the_limit() -> None:
+    with pytest.raises(ConfigError, match="names suffice for 7200 train worlds"):
+        next(closed_worlds(0, 7201))
+
+
+@pytest.mark.parametrize(("objectives", "hops"), [(0, (1,)), (1, ()), (1, (3,))])
+def test_impossible_shapes_are_refused(objectives: int, hops: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="objectives >= 1 and hops"):
+        next(closed_worlds(0, 1, objectives=objectives, hops=hops))
+
+
+def test_shuffled_tasks_are_searched_in_each_order_about_equally_often() -> None:
+    orders = Counter(search_order(world.task) for world in closed_worlds(0, 400, shuffled=True))
+    # Binomial(400, 1/2): 140 to 260 is six standard deviations.
+    assert set(orders) == {(0, 1), (1, 0)}
+    assert 140 < orders[0, 1] < 260
+    assert {search_order(world.task) for world in closed_worlds(0, 50)} == {(0, 1)}
+
+
+def test_bm25_over_2000_worlds_finds_the_right_passage_first_and_a_distractor_second() -> None:
+    bm25s = pytest.importorskip("bm25s")
+    stemmer = pytest.importorskip("Stemmer").Stemmer("english")
+    worlds = list(closed_worlds(1, 2000))
+    passages = [passage for world in worlds for passage in world.passages]
+    facts = [fact for world in worlds[::10] for plan in read_plans(world.task) for fact in plan.facts]
+
+    def tokens(texts: list[str]) -> object:
+        return bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False)
+
+    index = bm25s.BM25()
+    index.index(tokens([f'"{passage.title}"\n{passage.text}' for passage in passages]), show_progress=False)
+    found, _ = index.retrieve(tokens([fact.query for fact in facts]), k=2, show_progress=False)
+    for fact, (first, second) in zip(facts, found, strict=True):
+        assert states(passages[first].text, fact)
+        assert passages[second].title == fact.title
+
+
+# --- facts ---
+
+
+def test_facts_needed_are_those_that_the_answers_are_read_from() -> None:
+    task = next(closed_worlds(5, 1, objectives=2, hops=(2,))).task
+    assert [fact.value for fact in facts_needed(task)] == [objective.answers[0] for objective in task.objectives]
+    assert len(facts_needed(task, bridges=True)) == 4
+
+
+def test_facts_kept_asks_for_all_words_of_a_fact_in_one_note() -> None:
+    task = next(closed_worlds(5, 1, objectives=2, hops=(1,))).task
+    first, second = (f"{fact.query} is {fact.value}" for fact in facts_needed(task))
+    assert facts_kept(f"{first}; {second}", task) == 1.0
+    assert facts_kept(f"nothing\n{second}", task) == 0.5
+    assert facts_kept(None, task) == 0.0
+    # The names change places: every word is there, no fact is.
+    swapped = f"{facts_needed(task)[0].query} is {facts_needed(task)[1].value}"
+    assert facts_kept(f"{swapped}; {first.replace(first.split(' is ')[1], second.split(' is ')[1])}", task) == 0.0
+
+
+def test_a_task_without_a_plan_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match="'hotpot-1' is no world task"):
+        read_plans(Task("hotpot-1", ()))
+
+
+def test_notes_end_at_semicolons_and_lines() -> None:
+    assert split_notes(" a ;b\nc;; ") == ["a", "b", "c"]
