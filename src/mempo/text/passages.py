@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 from mempo.core import Passage
 
+NO_RESULTS = "No results."
+
 
 def render_passages(passages: Sequence[Passage]) -> str:
-    """One line a passage, numbered from 1, in Search-R1's form; empty for none.
+    """Passages as the policy reads them, one line each, numbered from 1.
 
-    >>> print(render_passages([Passage("7", "Paris", "Paris is a city."), Passage("9", "Lyon", "Lyon too.")]))
-    Doc 1(Title: Paris) Paris is a city.
-    Doc 2(Title: Lyon) Lyon too.
+    >>> print(render_passages([Passage("1", "Paris", "The capital of France."), Passage("2", "", "No title.")]))
+    [1] Paris: The capital of France.
+    [2] No title.
+    >>> render_passages([])
+    'No results.'
     """
-    return "\n".join(f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(passages, start=1))
+    lines = []
+    for number, passage in enumerate(passages, start=1):
+        head = f"{passage.title}: " if passage.title else ""
+        lines.append(f"[{number}] {head}{passage.text}")
+    return "\n".join(lines) or NO_RESULTS

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mempo.core import ConfigError, DataError, Task, ToolCall
 from mempo.data.world import (
-    CLOSED_SYSTEM_PROMPT,
     FALLBACK_CHARACTERS,
     ClosedWorld,
     closed_capacity,
@@ -82,7 +81,6 @@ def texts_of(world: ClosedWorld) -> list[str]:
     facts = [fact for plan in read_plans(world.task) for fact in plan.facts]
     memory = "; ".join(f"{fact.query} is {fact.value}" for fact in facts)
     return [
-        CLOSED_SYSTEM_PROMPT,
         world.task.question,
         wrap_information(render_passages(world.passages[:3])),
         render_turn("nothing", "next", call=ToolCall("search", {"query": facts[0].query})),

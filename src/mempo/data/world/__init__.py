@@ -1,8 +1,11 @@
 """The embedded world: fictional encyclopedias that need no download and that no model has read."""
 
 from mempo.data.world.closed import (
-    CLOSED_SYSTEM_PROMPT,
+    DONE,
     FALLBACK_CHARACTERS,
+    NEXT,
+    NOTHING,
+    UNKNOWN,
     ClosedWorld,
     closed_capacity,
     closed_pattern,
@@ -24,8 +27,11 @@ from mempo.data.world.plan import (
 )
 
 __all__ = [
-    "CLOSED_SYSTEM_PROMPT",
+    "DONE",
     "FALLBACK_CHARACTERS",
+    "NEXT",
+    "NOTHING",
+    "UNKNOWN",
     "ClosedWorld",
     "Draw",
     "Fact",

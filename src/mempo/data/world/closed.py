@@ -7,9 +7,10 @@ Names are two tokens each and belong to one world (more exactly, no two worlds o
 entity *and* a relation), so that nothing can be learned by heart and BM25 over all worlds finds the
 right passage first.
 
-Every text of this mode (questions, passages, turns) splits into the words of `closed_vocabulary()`
-by `split_words`, and the pieces joined are the text. Blanks and punctuation belong to the fixed
-pieces, so a name is the same two tokens wherever it stands:
+The system prompt of this mode is empty (the prompts `none`). Every other text (questions, passages,
+turns) splits into the words of `closed_vocabulary()` by `split_words`, and the pieces joined are the
+text. Blanks and punctuation belong to the fixed pieces, so a name is the same two tokens wherever it
+stands:
 
     >>> split_words("<mem>home of Baxgal is Tixzor</mem>")
     ['<mem>', 'home of ', 'Bax', 'gal', ' is ', 'Tix', 'zor', '</mem>']
@@ -25,6 +26,7 @@ from functools import lru_cache
 from mempo.core import ConfigError, Objective, Passage, Task
 from mempo.data.world.draw import Draw
 from mempo.data.world.plan import Fact, Plan, Split, world_meta
+from mempo.text.passages import NO_RESULTS
 
 # The pair at the joint (xg, xj, xk, xz) occurs in no real name: see docs/world.md.
 HEADS = tuple(f"{consonant}{vowel}x" for consonant in "BDGHJKLMNPRTVWYZ" for vowel in "aeiou")
@@ -41,17 +43,14 @@ PLACE_RELATIONS = (
 
 NOTHING, UNKNOWN, NEXT, DONE = "nothing", "unknown", "next", "done"
 """An empty memory, an answer that is not known, and the two thoughts."""
-CLOSED_SYSTEM_PROMPT = "search, remember, answer"
-"""One token: a system prompt for policies that know no other words."""
 FALLBACK_CHARACTERS = tuple(chr(code) for code in range(32, 127))
 """Single characters for texts from outside, e.g. an error message: add them to the vocabulary to spell any ASCII."""
 
 _STRUCTURE = (
-    CLOSED_SYSTEM_PROMPT,
     "<mem>", "</mem>", "\n<think>", "</think>\n", "<think>", "</think>",
     '<tool_call>{"name": "search", "arguments": {"query": "', '"}}</tool_call>', "<tool_call>", "</tool_call>",
     "<answer>", "</answer>", "<information>", "</information>",
-    "Doc 1(Title: ", "\nDoc 2(Title: ", "\nDoc 3(Title: ", ") ", " is ", "; ", "?", "\n",
+    "[1] ", "\n[2] ", "\n[3] ", ": ", NO_RESULTS, " is ", "; ", "?", "\n",
     NOTHING, UNKNOWN, NEXT, DONE,
 )  # fmt: skip
 
