@@ -55,7 +55,8 @@ class JsonService:
 
     A call makes at most `retries + 1` attempts of `timeout_seconds` each, and waits between them
     with exponential back-off and jitter (or as long as `Retry-After` asks). It never lasts longer
-    than `deadline_seconds`, whatever the server does: stalls, trickles or asks for patience.
+    than `deadline_seconds`, whatever the server does: stalls, trickles or asks for patience. Without
+    a deadline of its own, a call may take all its attempts and the longest waits between them.
 
     Retried are 429, 5xx, connection faults, timeouts, and answers of 200 that are no JSON or that
     `parse` refuses with a ValueError. Any other status is final, and so is an answer larger than
@@ -75,16 +76,18 @@ class JsonService:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float = 30.0,
         retries: int = 3,
+        deadline_seconds: float | None = None,
         backoff_seconds: float = 0.25,
         max_response_bytes: int = 64 * 2**20,
         connections: int = 256,
     ) -> None:
         self.url = _checked_url(url)
-        if not timeout_seconds > 0 or retries < 0 or backoff_seconds < 0:
-            raise ConfigError(
-                f"timeout_seconds must be positive, retries and backoff_seconds at least 0 "
-                f"(got {timeout_seconds}, {retries}, {backoff_seconds})"
-            )
+        limits = {"timeout_seconds": timeout_seconds, "deadline_seconds": deadline_seconds}
+        for name, seconds in limits.items():
+            if seconds is not None and not seconds > 0:
+                raise ConfigError(f"{name} must be positive (got {seconds})")
+        if retries < 0 or backoff_seconds < 0:
+            raise ConfigError(f"retries and backoff_seconds must be at least 0 (got {retries} and {backoff_seconds})")
         self.timeout_seconds = timeout_seconds
         self.retries = retries
         self.max_response_bytes = max_response_bytes
@@ -92,15 +95,12 @@ class JsonService:
         self._headers = {"content-type": "application/json", **(headers or {})}
         self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._backoff_seconds = backoff_seconds
+        waits = sum(self._backoff(retry) for retry in range(retries))
+        longest_seconds = (retries + 1) * timeout_seconds + waits
+        self.deadline_seconds = min(longest_seconds, deadline_seconds or longest_seconds)
         self._random = random.Random()
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def deadline_seconds(self) -> float:
-        """The longest that a call lasts: all attempts and the longest back-offs between them."""
-        waits = (self._backoff(retry) for retry in range(self.retries))
-        return (self.retries + 1) * self.timeout_seconds + sum(waits)
 
     async def get(self, path: str, parse: Callable[[Json], T]) -> T:
         """`parse` of the answer to `GET path`. Raises CallError."""
@@ -129,11 +129,11 @@ class JsonService:
             except _AttemptError as error:
                 failure = error
             except TimeoutError:
-                failure = _AttemptError(f"no answer within {self.timeout_seconds:g} s")
+                failure = _AttemptError(f"no answer within {min(self.timeout_seconds, left):.1f} s")
             except (httpx.RequestError, OSError) as error:
                 failure = _AttemptError(f"{type(error).__name__}: {error}".rstrip(": "))
-            except (ValueError, RecursionError) as error:
-                failure = _AttemptError(f"the answer cannot be used: {error}")
+            except ValueError as error:
+                failure = _AttemptError(f"the answer cannot be used: {error}", status=200)
             wait = self._wait_seconds(failure, attempt)
             attempt += 1
             if failure.final or attempt > self.retries or time.monotonic() + wait >= deadline:
@@ -151,7 +151,10 @@ class JsonService:
                 if len(body) > self.max_response_bytes:
                     raise _AttemptError(f"the answer is larger than {self.max_response_bytes} bytes", final=True)
         if response.status_code == 200:
-            return json.loads(body)
+            try:
+                return json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise _AttemptError(f"the answer is not JSON: {error}", status=200) from error
         text = body.decode("utf-8", "replace")[:SHOWN_BODY_CHARS]
         raise _AttemptError(
             f"status {response.status_code} {response.reason_phrase}: {_one_line(text)}".rstrip(": "),

@@ -64,9 +64,18 @@ def split_contents(contents: str) -> tuple[str, str]:
     return (title[1:-1] if quoted else title), text
 
 
+def replace_surrogates(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot hold and tokenizers refuse.
+
+    >>> replace_surrogates("a\\ud800b") == "a\\ufffdb"
+    True
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def render_request(queries: Sequence[str], top_k: int | None) -> dict[str, Json]:
     """The body of `POST /retrieve`, asking for scores."""
-    return {"queries": list(queries), "topk": top_k, "return_scores": True}
+    return {"queries": [replace_surrogates(query) for query in queries], "topk": top_k, "return_scores": True}
 
 
 def render_response(results: Sequence[Sequence[Passage]], *, scores: bool) -> dict[str, Json]:
@@ -135,8 +144,8 @@ def _parse_hit(hit: Json, place: str) -> Passage:
     document, score = (hit["document"], hit.get("score")) if "document" in hit else (hit, None)
     if not isinstance(document, Mapping) or not isinstance(document.get("contents"), str):
         raise ValueError(f"{place} has no text under 'contents'")
-    title, text = split_contents(document["contents"])
-    return Passage(str(document.get("id", "")), title, text, _parse_score(score, place))
+    title, text = split_contents(replace_surrogates(document["contents"]))
+    return Passage(replace_surrogates(str(document.get("id", ""))), title, text, _parse_score(score, place))
 
 
 def _parse_score(score: Json, place: str) -> float | None:

@@ -88,9 +88,9 @@ async def test_other_statuses_are_final_and_say_why(service: Service, status: in
 
 
 async def test_retries_end_and_the_last_fault_is_reported(service: Service) -> None:
-    with StubServer(lambda _: HTML_502) as server:
-        with pytest.raises(CallError, match=r"after 3 attempts .*502 Bad Gateway") as caught:
-            await service(server.url, retries=2).get("/", same)
+    message = r"after 3 attempts .*502 Bad Gateway"
+    with StubServer(lambda _: HTML_502) as server, pytest.raises(CallError, match=message) as caught:
+        await service(server.url, retries=2).get("/", same)
     assert caught.value.attempts == len(server.requests) == 3
 
 
@@ -115,6 +115,15 @@ async def test_no_call_outlives_its_deadline(service: Service, reply: Reply) -> 
         with pytest.raises(CallError, match=r"no answer within 0\.3 s"):
             await client.get("/", same)
         assert time.monotonic() - started < 2.0
+
+
+async def test_a_deadline_shorter_than_all_attempts_cuts_them(service: Service) -> None:
+    with StubServer(lambda _: json_reply({}, stall_seconds=3600)) as server:
+        client = service(server.url, timeout_seconds=0.3, retries=9, deadline_seconds=0.5)
+        started = time.monotonic()
+        with pytest.raises(CallError, match="after 2 attempts "):  # of 0.3 s and of what is left, 0.2 s
+            await client.get("/", same)
+        assert 0.5 <= time.monotonic() - started < 2.0
 
 
 async def test_retry_after_is_kept_to(service: Service) -> None:
@@ -194,9 +203,11 @@ def test_urls_that_are_no_http_service_are_refused(url: str) -> None:
         JsonService(url)
 
 
-@pytest.mark.parametrize("options", [{"timeout_seconds": 0}, {"timeout_seconds": float("nan")}, {"retries": -1}])
+@pytest.mark.parametrize(
+    "options", [{"timeout_seconds": 0}, {"timeout_seconds": float("nan")}, {"deadline_seconds": 0}, {"retries": -1}]
+)
 def test_limits_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must be positive"):
+    with pytest.raises(ConfigError, match="must be"):
         JsonService("http://127.0.0.1:1", **options)
 
 
