@@ -17,7 +17,14 @@ class Command:
     summary: str
 
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS: dict[str, Command] = {
+    "config show": Command("mempo.cli.config:show", "print the settings of a run and where each came from"),
+    "config check": Command("mempo.cli.config:check", "check configs and their input files"),
+    "config keys": Command("mempo.cli.config:keys", "print every setting with its meaning"),
+    "data check": Command("mempo.cli.data:check", "say what is in task files, and what is wrong with them"),
+    "data convert": Command("mempo.cli.data:convert", "write a task file of any known format as JSON lines or for verl"),
+    "data compose": Command("mempo.cli.data:compose_files", "make tasks of several questions out of single ones"),
+}
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

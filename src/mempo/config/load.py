@@ -171,7 +171,8 @@ def _unknown(key: str, known: Mapping[str, Any], origin: str) -> ConfigError:
     section, _, name = key.rpartition(".")
     # The right name in the wrong section is the commonest slip, then a typing error.
     elsewhere = [other for other in known if other.rpartition(".")[2] == name]
-    nearest = elsewhere or difflib.get_close_matches(key, known, n=1)
+    tables = {other.rpartition(".")[0] for other in known if "." in other}
+    nearest = elsewhere or difflib.get_close_matches(key, [*known, *sorted(tables)], n=1)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
     while section and not any(other.startswith(f"{section}.") for other in known):
         section = section.rpartition(".")[0]
