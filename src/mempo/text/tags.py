@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,6 +110,19 @@ class _Block(NamedTuple):
     end: int
 
 
+class _Problems:
+    """Collects the first few problems of each code."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+        self.room = dict.fromkeys(ProblemCode, MAX_PROBLEMS_PER_CODE)
+
+    def add(self, code: ProblemCode, message: str, start: int, end: int) -> None:
+        if self.room[code]:
+            self.room[code] -= 1
+            self.found.append(Problem(code, message, start, end))
+
+
 def parse(text: str, tools: Mapping[str, Mapping[str, Json]] | None = None) -> ParsedTurn:
     """Read what a policy generated in one turn, and nothing else: no prompt, no observation.
 
@@ -125,19 +137,21 @@ def parse(text: str, tools: Mapping[str, Mapping[str, Json]] | None = None) -> P
     (None, 'Paris', ['unclosed_tag', 'missing_memory', 'stray_text', 'missing_thought', 'trailing_text'])
     """
     tags = [_Tag(m[2], bool(m[1]), m.start(), m.end()) for m in _TAG.finditer(text)]
-    blocks, problems = _blocks(tags)
+    problems = _Problems()
+    blocks = _blocks(tags, problems)
     memory = next((block for block in blocks if block.kind == "mem"), None)
     thought = next((block for block in blocks if block.kind == "think"), None)
     action = blocks[-1] if blocks and blocks[-1].kind in _ACTIONS else None
 
     call: ToolCall | None = None
+    answer: str | None = None
     if action is not None and action.kind == "tool_call":
-        call, found = _read_call(text, action, tools)
-        problems += found
-    answer = _inner(text, action).strip() if action is not None and action.kind == "answer" else None
-    problems += _structure_problems(text, blocks, memory, thought, action)
-    problems += _outside_problems(text, tags, blocks, action)
-    readable = action is not None and (call is not None or answer is not None)
+        call = _read_call(text, action, tools, problems)
+    elif action is not None:
+        answer = _inner(text, action).strip()
+    _check_structure(text, blocks, memory, thought, action, problems)
+    _check_outside(text, tags, blocks, action, problems)
+    readable = call is not None or answer is not None
     return ParsedTurn(
         text=text,
         memory=None if memory is None else _inner(text, memory),
@@ -146,7 +160,7 @@ def parse(text: str, tools: Mapping[str, Mapping[str, Json]] | None = None) -> P
         call=call,
         answer=answer,
         action_end=action.end if action is not None and readable else None,
-        problems=_limited(sorted(problems, key=lambda problem: problem.start)),
+        problems=tuple(sorted(problems.found, key=lambda problem: problem.start)),
     )
 
 
@@ -188,7 +202,7 @@ def _inner(text: str, block: _Block) -> str:
     return text[block.inner_start : block.inner_end]
 
 
-def _blocks(tags: Sequence[_Tag]) -> tuple[list[_Block], list[Problem]]:
+def _blocks(tags: Sequence[_Tag], problems: _Problems) -> list[_Block]:
     """The blocks up to the first action, and what is wrong with the tags up to there.
 
     A block runs from an opening tag to the first closing tag of its kind; whatever tags stand
@@ -200,116 +214,107 @@ def _blocks(tags: Sequence[_Tag]) -> tuple[list[_Block], list[Problem]]:
     }
     next_closing = {kind: next(found, None) for kind, found in closings.items()}
     blocks: list[_Block] = []
-    problems: list[Problem] = []
     index = 0
     while index < len(tags):
         tag = tags[index]
         index += 1
         if tag.closing:
-            problems.append(_problem(ProblemCode.UNOPENED_TAG, "a closing tag without its opening tag", tag))
+            problems.add(ProblemCode.UNOPENED_TAG, "a closing tag without its opening tag", tag.start, tag.end)
             continue
         while (close := next_closing[tag.kind]) is not None and close < index:
             next_closing[tag.kind] = next(closings[tag.kind], None)
         if close is None:
-            problems.append(_problem(ProblemCode.UNCLOSED_TAG, "an opening tag without its closing tag", tag))
+            problems.add(ProblemCode.UNCLOSED_TAG, "an opening tag without its closing tag", tag.start, tag.end)
             continue
-        problems += [_problem(ProblemCode.NESTED_TAG, "a tag inside a block", inner) for inner in tags[index:close]]
+        for inner in tags[index:close]:
+            problems.add(ProblemCode.NESTED_TAG, "a tag inside a block", inner.start, inner.end)
         blocks.append(_Block(tag.kind, tag.start, tag.end, tags[close].start, tags[close].end))
         if tag.kind in _ACTIONS:
             break
         index = close + 1
-    return blocks, problems
+    return blocks
 
 
-def _problem(code: ProblemCode, message: str, where: _Tag | _Block) -> Problem:
-    return Problem(code, message, where.start, where.end)
-
-
-def _structure_problems(
-    text: str, blocks: Sequence[_Block], memory: _Block | None, thought: _Block | None, action: _Block | None
-) -> list[Problem]:
+def _check_structure(
+    text: str,
+    blocks: Sequence[_Block],
+    memory: _Block | None,
+    thought: _Block | None,
+    action: _Block | None,
+    problems: _Problems,
+) -> None:
     """Blocks that are missing, repeated or out of order. A missing block is reported where it should stand."""
-    problems = [
-        _problem(ProblemCode.REPEATED_BLOCK, f"a second {block.kind} block", block)
-        for block in blocks
-        if (block.kind == "mem" and block is not memory) or (block.kind == "think" and block is not thought)
-    ]
+    for block in blocks:
+        if block.kind not in _ACTIONS and block is not memory and block is not thought:
+            problems.add(ProblemCode.REPEATED_BLOCK, f"a second {block.kind} block", block.start, block.end)
     if memory is None:
-        problems.append(Problem(ProblemCode.MISSING_MEMORY, "no complete mem block", 0, 0))
+        problems.add(ProblemCode.MISSING_MEMORY, "no complete mem block", 0, 0)
     if thought is None:
         place = memory.end if memory is not None else action.start if action is not None else len(text)
-        problems.append(Problem(ProblemCode.MISSING_THOUGHT, "no complete think block", place, place))
+        problems.add(ProblemCode.MISSING_THOUGHT, "no complete think block", place, place)
     if action is None:
-        message = "no complete tool_call or answer block"
-        problems.append(Problem(ProblemCode.MISSING_ACTION, message, len(text), len(text)))
+        problems.add(ProblemCode.MISSING_ACTION, "no complete tool_call or answer block", len(text), len(text))
     if memory is not None and thought is not None and thought.start < memory.start:
-        problems.append(_problem(ProblemCode.WRONG_ORDER, "the mem block stands after the think block", memory))
-    return problems
+        message = "the mem block stands after the think block"
+        problems.add(ProblemCode.WRONG_ORDER, message, memory.start, memory.end)
 
 
-def _outside_problems(
-    text: str, tags: Sequence[_Tag], blocks: Sequence[_Block], action: _Block | None
-) -> list[Problem]:
+def _check_outside(
+    text: str, tags: Sequence[_Tag], blocks: Sequence[_Block], action: _Block | None, problems: _Problems
+) -> None:
     """Text outside the blocks, apart from the tags there (which `_blocks` reports)."""
-    problems = []
-    position = 0
     end = len(text) if action is None else action.end
-    covered: Iterator[_Tag | _Block] = _merged(tags, blocks, end)
-    for start, stop in ((piece.start, piece.end) for piece in covered):
-        if _NOT_BLANK.search(text, position, start):
-            problems.append(Problem(ProblemCode.STRAY_TEXT, "text outside the blocks", position, start))
+    position = 0
+    for start, stop in _pieces(tags, blocks, end):
+        if problems.room[ProblemCode.STRAY_TEXT] and _NOT_BLANK.search(text, position, start):
+            problems.add(ProblemCode.STRAY_TEXT, "text outside the blocks", position, start)
         position = stop
-    if _NOT_BLANK.search(text, position, end):
-        problems.append(Problem(ProblemCode.STRAY_TEXT, "text outside the blocks", position, end))
     if _NOT_BLANK.search(text, end):
-        problems.append(Problem(ProblemCode.TRAILING_TEXT, "text after the first complete action", end, len(text)))
-    return problems
+        problems.add(ProblemCode.TRAILING_TEXT, "text after the first complete action", end, len(text))
 
 
-def _merged(tags: Sequence[_Tag], blocks: Sequence[_Block], end: int) -> Iterator[_Tag | _Block]:
-    """Blocks, and the tags that are in none of them, in the order of the text up to `end`."""
+def _pieces(tags: Sequence[_Tag], blocks: Sequence[_Block], end: int) -> Iterator[tuple[int, int]]:
+    """Blocks, the tags that are in none of them, and `end` itself, in the order of the text."""
     remaining = iter(blocks)
     block = next(remaining, None)
     for tag in tags:
         if tag.start >= end:
-            return
-        if block is not None and tag.start >= block.start:
-            if tag.end == block.end:
-                yield block
-                block = next(remaining, None)
-        else:
-            yield tag
+            break
+        if block is None or tag.start < block.start:
+            yield tag.start, tag.end
+        elif tag.end == block.end:
+            yield block.start, block.end
+            block = next(remaining, None)
+    yield end, end
 
 
 def _read_call(
-    text: str, block: _Block, tools: Mapping[str, Mapping[str, Json]] | None
-) -> tuple[ToolCall | None, list[Problem]]:
+    text: str, block: _Block, tools: Mapping[str, Mapping[str, Json]] | None, problems: _Problems
+) -> ToolCall | None:
     """The call as far as it can be read, and what is wrong with it."""
 
-    def problem(code: ProblemCode, message: str) -> Problem:
-        return Problem(code, message, block.inner_start, block.inner_end)
+    def add(code: ProblemCode, message: str) -> None:
+        problems.add(code, message, block.inner_start, block.inner_end)
 
     try:
         value: Json = json.loads(_inner(text, block))
         # Refuses what Python reads but JSON in UTF-8 cannot hold: NaN, 1e999, half of a surrogate pair.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        return None, [problem(ProblemCode.BAD_JSON, f"the tool call is not JSON: {error}")]
-    if not isinstance(value, dict):
-        return None, [problem(ProblemCode.BAD_CALL, "the tool call is not a JSON object")]
-    name, arguments = value.get("name"), value.get("arguments")
+        add(ProblemCode.BAD_JSON, f"the tool call is not JSON: {error}")
+        return None
+    name, arguments = (value.get("name"), value.get("arguments")) if isinstance(value, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None, [problem(ProblemCode.BAD_CALL, "the tool call needs a text `name` and an object `arguments`")]
-    call = ToolCall(name, arguments)
-    problems = []
+        add(ProblemCode.BAD_CALL, "the tool call is not an object with a text `name` and an object `arguments`")
+        return None
     if unknown := sorted(value.keys() - {"name", "arguments"}):
-        problems.append(problem(ProblemCode.BAD_CALL, f"the tool call has further keys: {', '.join(unknown)}"))
+        add(ProblemCode.BAD_CALL, f"the tool call has further keys: {', '.join(unknown)}")
     if tools is not None and name not in tools:
-        known = ", ".join(sorted(tools)) or "none"
-        problems.append(problem(ProblemCode.UNKNOWN_TOOL, f"no tool {name!r}; known: {known}"))
+        add(ProblemCode.UNKNOWN_TOOL, f"no tool {name!r}; known: {', '.join(sorted(tools)) or 'none'}")
     elif tools is not None:
-        problems += [problem(ProblemCode.BAD_ARGUMENTS, error) for error in argument_errors(arguments, tools[name])]
-    return call, problems
+        for reason in argument_errors(arguments, tools[name]):
+            add(ProblemCode.BAD_ARGUMENTS, reason)
+    return ToolCall(name, arguments)
 
 
 def argument_errors(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> list[str]:
@@ -323,13 +328,3 @@ def argument_errors(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -
     errors = Draft202012Validator(schema).iter_errors(dict(arguments))
     # `json_path` of a value inside the arguments is "$.query[0]", of the arguments themselves "$".
     return [f"{error.json_path[2:] or 'arguments'}: {error.message}" for error in errors]
-
-
-def _limited(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    count: Counter[ProblemCode] = Counter()
-    kept = []
-    for problem in problems:
-        count[problem.code] += 1
-        if count[problem.code] <= MAX_PROBLEMS_PER_CODE:
-            kept.append(problem)
-    return tuple(kept)
