@@ -18,12 +18,17 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "index build": Command("mempo.cli.index:build", "index a corpus for search: BM25, dense or both"),
+    "index info": Command("mempo.cli.index:info", "show what an index is, and check that it is whole"),
+    "index search": Command("mempo.cli.index:search", "search an index from the command line"),
+    "serve-retriever": Command("mempo.cli.serve:retriever", "serve an index over HTTP in Search-R1's format"),
     "config show": Command("mempo.cli.config:show", "print the settings of a run and where each came from"),
     "config check": Command("mempo.cli.config:check", "check configs and their input files"),
     "config keys": Command("mempo.cli.config:keys", "print every setting with its meaning"),
     "data check": Command("mempo.cli.data:check", "say what is in task files, and what is wrong with them"),
-    "data convert": Command("mempo.cli.data:convert", "write a task file of any known format as JSON lines or for verl"),
+    "data convert": Command("mempo.cli.data:convert", "write a task file of any known format as JSON lines or parquet"),
     "data compose": Command("mempo.cli.data:compose_files", "make tasks of several questions out of single ones"),
+    "score": Command("mempo.cli.score:run", "score a file of answers against a task file: EM and F1 with intervals"),
 }
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130

@@ -1,0 +1,164 @@
+"""`mempo score`: score a file of answers against a task file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mempo.core import DataError, Json, Task
+from mempo.core.files import read_jsonl, write_jsonl
+from mempo.data import read_tasks
+from mempo.rewards import Mode, TaskScore, score_task
+from mempo.rewards.intervals import Interval
+from mempo.rewards.summary import ScoreSummary, summarise_by_source
+
+SHOWN_MISSING = 10
+
+HELP = """Score a file of answers against a task file: EM and F1 in percent, with 95 % bootstrap intervals.
+
+PREDICTIONS holds one JSON object a line, {"id": ..., "answer": ...}, in any order; the answer to a task
+of several questions is one text with the answers separated by ";", null is no answer. A task without a
+line counts as wrong and is listed. An id twice, or of no task, is an error.
+
+Examples:
+  mempo score answers.jsonl tasks.jsonl
+  mempo score answers.jsonl hotpot_dev_distractor_v1.json --mode hotpot --json
+  mempo score answers.jsonl tasks.jsonl --details scored.jsonl"""
+
+
+@dataclass(frozen=True)
+class Args:
+    predictions: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PREDICTIONS")]
+    """JSON lines with "id" and "answer"."""
+    tasks: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TASKS")]
+    """A task file of any format that `mempo data check` reads."""
+    mode: Mode = "qa"
+    """How answers are compared: the default, an official script's way, or one for other languages."""
+    json: bool = False
+    """Print JSON, with every missing id."""
+    details: Path | None = None
+    """Also write the scores of each task here, one JSON object a line, in the order of TASKS."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+
+
+def run(prog: str, argv: Sequence[str]) -> int:
+    """Entry point of `mempo score`."""
+    args = tyro.cli(Args, prog=prog, args=argv, description=HELP)
+    tasks = read_tasks(args.tasks).tasks
+    answers = read_predictions(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks)
+    scores = [score_task(answers.get(task.id), task, args.mode) for task in tasks]
+    missing = [task.id for task in tasks if task.id not in answers]
+    rows = summarise_by_source(tasks, scores, seed=args.seed)
+    if args.details is not None:
+        write_jsonl(args.details, render_details(tasks, scores, answers))
+    if args.json:
+        report = {"mode": args.mode, "unit": "percent", "seed": args.seed, "missing": missing}
+        print(json.dumps(report | {"rows": [render_row(row) for row in rows]}, ensure_ascii=False, indent=2))
+    else:
+        print(render_table(rows, args.mode))
+        if missing:
+            shown = ", ".join(missing[:SHOWN_MISSING]) + (", ..." if len(missing) > SHOWN_MISSING else "")
+            print(f"\nno answer for {len(missing)} of {len(tasks)} tasks, counted as wrong: {shown}")
+    return 0
+
+
+def read_predictions(path: Path, known: set[str], *, tasks_path: Path) -> dict[str, str | None]:
+    """The answer to each task id.
+
+    Raises DataError with file, line and field where a field is absent or of the wrong type, where an
+    id stands twice, or is not among the `known` ones of `tasks_path`.
+    """
+    answers: dict[str, str | None] = {}
+    lines: dict[str, int] = {}
+    for line, row in read_jsonl(path):
+        task_id, answer = row.get("id"), row.get("answer")
+        if not isinstance(task_id, str):
+            raise DataError("must be a string, the id of a task", file=str(path), line=line, field="id", value=task_id)
+        if "answer" not in row or not isinstance(answer, str | None):
+            message = 'must be a string ("a1; a2" for several questions) or null for no answer'
+            raise DataError(message, file=str(path), line=line, field="answer", value=answer)
+        if task_id in lines:
+            message = f"stands already in line {lines[task_id]}; keep one answer for each task"
+            raise DataError(message, file=str(path), line=line, field="id", value=task_id)
+        if task_id not in known:
+            message = f"no task of this id in {tasks_path}; score against the file that was answered"
+            raise DataError(message, file=str(path), line=line, field="id", value=task_id)
+        answers[task_id], lines[task_id] = answer, line
+    return answers
+
+
+def render_details(
+    tasks: Sequence[Task], scores: Sequence[TaskScore], answers: dict[str, str | None]
+) -> Iterable[dict[str, Json]]:
+    """One row a task, in order; scores are shares here, as in run logs."""
+    for task, score in zip(tasks, scores, strict=True):
+        yield {
+            "id": task.id,
+            "answer": answers.get(task.id),
+            "gold": task.gold,
+            "em": score.em,
+            "f1": score.f1,
+            "count_ok": score.count_ok,
+            "objectives": [{"em": objective.em, "f1": objective.f1} for objective in score.per_objective],
+        }
+
+
+def render_row(row: ScoreSummary) -> dict[str, Json]:
+    """A row of the JSON report, in percent."""
+    return {
+        "name": row.name,
+        "tasks": row.tasks,
+        "objectives": row.objectives,
+        "em": _percent(row.em),
+        "em_interval": _percents(row.em_interval),
+        "f1": _percent(row.f1),
+        "f1_interval": _percents(row.f1_interval),
+        "exact": _percent(row.exact),
+        "count_ok": _percent(row.count_ok),
+    }
+
+
+def render_table(rows: Sequence[ScoreSummary], mode: Mode) -> str:
+    """The readable table; all figures but the counts are percent."""
+    head = ("dataset", "tasks", "questions", "EM", "95 %", "F1", "95 %", "all right", "count right")
+    cells = [
+        (
+            row.name,
+            str(row.tasks),
+            str(row.objectives),
+            _figure(row.em),
+            _range(row.em_interval),
+            _figure(row.f1),
+            _range(row.f1_interval),
+            _figure(row.exact),
+            _figure(row.count_ok),
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    lines = [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in (head, *cells)
+    ]
+    return "\n".join([f"mode {mode}, percent", "", *lines])
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _percents(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [100 * interval.low, 100 * interval.high]
+
+
+def _figure(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def _range(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{100 * interval.low:.2f}-{100 * interval.high:.2f}"

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mempo.cli.main import main
+from mempo.core import Objective, Task
+from mempo.data import compose, read_tasks, write_tasks
+
+
+def make_tasks(count: int, source: str = "toy") -> list[Task]:
+    return [
+        Task(f"{source}:{i}", (Objective(f"Question {i}?", (f"answer {i}",)),), source=source) for i in range(count)
+    ]
+
+
+class Files:
+    """A task file and a predictions file, and the command that scores them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tasks, self.predictions = folder, folder / "tasks.jsonl", folder / "answers.jsonl"
+
+    def write(self, tasks: list[Task], answers: list[tuple[str, Any]]) -> None:
+        write_tasks(self.tasks, tasks)
+        lines = [json.dumps({"id": task_id, "answer": answer}) + "\n" for task_id, answer in answers]
+        self.predictions.write_text("".join(lines), encoding="utf-8")
+
+    def score(self, *options: str) -> int:
+        return main(["score", str(self.predictions), str(self.tasks), *options])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_each_dataset_has_a_row_and_the_total_comes_last(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [*make_tasks(3, "nq"), *make_tasks(1, "hotpotqa")]
+    right = [(task.id, task.gold) for task in tasks]
+    files.write(tasks, [*right[:2], ("nq:2", "else"), right[3]])
+    assert files.score("--json") == 0
+    rows = read_report(capsys)["rows"]
+    # "else" has no word of "answer 2": EM and F1 are 2/3 of nq, all of hotpotqa, 3/4 in total
+    assert [(row["name"], row["tasks"], row["em"], row["f1"]) for row in rows] == [
+        ("nq", 3, pytest.approx(200 / 3), pytest.approx(200 / 3)),
+        ("hotpotqa", 1, 100.0, 100.0),
+        ("total", 4, 75.0, 75.0),
+    ]
+    low, high = rows[-1]["em_interval"]
+    assert low < 75.0 < high
+
+
+def test_case_41_every_task_is_scored_once_in_file_order(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = make_tasks(10)
+    answers = [(task.id, task.gold if i != 4 else "wrong") for i, task in enumerate(tasks)]
+    random.Random(0).shuffle(answers)
+    files.write(tasks, answers)
+    details = files.folder / "details.jsonl"
+    assert files.score("--json", "--details", str(details)) == 0
+    total = read_report(capsys)["rows"][-1]
+    assert (total["tasks"], total["em"]) == (10, 90.0)
+    rows = [json.loads(line) for line in details.read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in rows] == [task.id for task in tasks]
+    assert [row["em"] for row in rows] == [1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
+
+
+def test_case_77_two_tasks_give_two_rows_and_none_give_none(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    details = files.folder / "details.jsonl"
+    files.write(make_tasks(2), [("toy:1", "answer 1"), ("toy:0", "answer 0")])
+    assert files.score("--details", str(details)) == 0
+    assert [json.loads(line)["id"] for line in details.read_text(encoding="utf-8").splitlines()] == ["toy:0", "toy:1"]
+    capsys.readouterr()
+
+    files.write([], [])
+    assert files.score("--json", "--details", str(details)) == 0
+    assert details.read_text(encoding="utf-8") == ""
+    [total] = read_report(capsys)["rows"]
+    assert (total["tasks"], total["em"], total["em_interval"]) == (0, None, None)
+    assert files.score() == 0  # and the table can show it
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["total", "0", "0", *"------"]
+
+
+def test_missing_answers_count_as_wrong_and_are_listed(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(make_tasks(4), [("toy:0", "answer 0"), ("toy:3", None)])
+    assert files.score("--json") == 0
+    report = read_report(capsys)
+    assert (report["missing"], report["rows"][-1]["em"]) == (["toy:1", "toy:2"], 25.0)
+    assert files.score() == 0
+    assert "no answer for 2 of 4 tasks, counted as wrong: toy:1, toy:2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"id": "toy:0", "answer": "x"}', '{"id": "toy:0", "answer": "y"}'], "line 2, field 'id': stands already in"),
+        (['{"id": "toy:9", "answer": "x"}'], "line 1, field 'id': no task of this id in"),
+        (['{"id": 0, "answer": "x"}'], "line 1, field 'id': must be a string"),
+        (['{"id": "toy:0"}'], "line 1, field 'answer': must be a string"),
+        (['{"id": "toy:0", "answer": ["x"]}'], "line 1, field 'answer': must be a string"),
+        (['{"id": "toy:0", "answer": "x"'], "line 1: not JSON"),
+    ],
+    ids=["twice", "unknown", "number", "absent", "list", "cut"],
+)
+def test_bad_predictions_are_errors_that_name_the_place(
+    lines: list[str], message: str, files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write(make_tasks(1), [])
+    files.predictions.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert files.score() == 1
+    error = capsys.readouterr().err
+    assert f"error: {files.predictions}, " in error
+    assert message in error
+
+
+def test_the_mode_changes_the_scores(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(make_tasks(1), [("toy:0", "the answer 0")])
+    figures = []
+    for mode in ("qa", "mem1"):
+        assert files.score("--json", "--mode", mode) == 0
+        row = read_report(capsys)["rows"][-1]
+        figures.append((row["em"], row["f1"]))
+    # mem1 keeps the article: P 2/3, R 1
+    assert figures == [(100.0, 100.0), (0.0, pytest.approx(80.0))]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("objectives", [1, 4])
+def test_gold_answers_score_100_and_shuffled_ones_near_0_on_real_tasks(
+    objectives: int, shared_data: Path, files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single = [task for name in ("hotpotqa", "nq") for task in read_tasks(shared_data / "qa" / f"{name}.jsonl")]
+    tasks = list(compose(single, objectives, seed=0).tasks)
+    golds = [task.gold for task in tasks]
+    assert len(golds) >= 100
+
+    files.write(tasks, [(task.id, task.gold) for task in tasks])
+    assert files.score("--json") == 0
+    total = read_report(capsys)["rows"][-1]
+    assert (total["em"], total["f1"], total["exact"], total["count_ok"]) == (100.0, 100.0, 100.0, 100.0)
+
+    random.Random(0).shuffle(golds)
+    files.write(tasks, [(task.id, gold) for task, gold in zip(tasks, golds, strict=True)])
+    assert files.score("--json") == 0
+    total = read_report(capsys)["rows"][-1]
+    assert total["em"] < 3.0
+    assert total["f1"] < 6.0
