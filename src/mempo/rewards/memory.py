@@ -23,7 +23,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mempo.config import Baseline, MemoryConfig
+from mempo.config import MemoryConfig
+from mempo.config.sections import Baseline
 from mempo.core import Message, ScoreRequest, Task, Trajectory, Turn
 from mempo.text.context import ContextPolicy
 from mempo.text.masks import token_offsets

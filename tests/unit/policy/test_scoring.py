@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from mempo.core import ScoreRequest
+from mempo.policy.models import hidden_states, project
+from mempo.policy.scoring import plan_trees, score_targets
+from mempo.policy.tiny import tiny_llama
+
+VOCABULARY = 64
+MODEL = tiny_llama(VOCABULARY, width=40, layers=2, heads=4)
+
+
+@torch.inference_mode()
+def naive(model: LlamaForCausalLM, request: ScoreRequest) -> list[float]:
+    """One forward pass over the whole sequence, all logits, no sharing and no padding."""
+    ids = torch.tensor([request.prompt_ids + request.target_ids])
+    logprobs = torch.log_softmax(model(ids).logits[0].float(), -1)
+    start = len(request.prompt_ids)
+    return [float(logprobs[start + i - 1, token]) for i, token in enumerate(request.target_ids)]
+
+
+def trajectory_requests(seed: int, turns: int) -> list[ScoreRequest]:
+    """As the prefix baseline asks: ever longer heads of one trunk, each with the same target."""
+    rng = random.Random(seed)
+    trunk = [rng.randrange(2, VOCABULARY) for _ in range(turns * 40)]
+    return [ScoreRequest((*trunk[: t * 40 + 40], 3, 4), (5, 6, 7)) for t in range(turns)]
+
+
+def test_scores_equal_the_naive_ones_with_and_without_sharing() -> None:
+    requests = [*trajectory_requests(0, 6), *trajectory_requests(1, 4), ScoreRequest((9,), (8, 8))]
+    expected = [naive(MODEL, request) for request in requests]
+    for share in (True, False):
+        for batch_tokens in (1, 500, 100_000):
+            scored = score_targets(MODEL, requests, share=share, batch_tokens=batch_tokens)
+            for row, right in zip(scored, expected, strict=True):
+                assert row == pytest.approx(right, abs=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(), tuple(range(2, 40)), tuple(range(2, 60))]),
+            st.lists(st.integers(2, 9), min_size=1, max_size=50),
+            st.lists(st.integers(2, 9), max_size=4),
+        ),
+        max_size=8,
+    )
+)
+def test_any_mixture_of_shared_prefixes_gives_the_naive_scores(
+    parts: list[tuple[tuple[int, ...], list[int], list[int]]],
+) -> None:
+    requests = [ScoreRequest((*head, *prompt), tuple(target)) for head, prompt, target in parts]
+    for request, row in zip(requests, score_targets(MODEL, requests), strict=True):
+        assert row == pytest.approx(naive(MODEL, request), abs=1e-5)
+
+
+def test_a_prefix_is_run_once_however_many_requests_share_it() -> None:
+    requests = trajectory_requests(0, 8)
+    trees = plan_trees(sorted(requests, key=lambda request: request.prompt_ids), 10_000)
+    # The trunk's 8 * 40 tokens, and for each request its own 2 + 2: the third target token is not read.
+    assert sum(len(tree.ids) for tree in trees) == 8 * 40 + 8 * 4
+    assert sum(len(request.prompt_ids) + 2 for request in requests) == sum(t * 40 for t in range(1, 9)) + 8 * 4
+
+
+def test_case_64_micro_batches_of_one_and_of_eight_agree() -> None:
+    requests = trajectory_requests(3, 8)
+    ones = score_targets(MODEL, requests, batch_tokens=1, share=False)
+    eights = score_targets(MODEL, requests, batch_tokens=10**6, share=False)
+    assert max(abs(a - b) for x, y in zip(ones, eights, strict=True) for a, b in zip(x, y, strict=True)) < 1e-5
+
+
+def test_case_65_pads_change_no_log_prob() -> None:
+    short, long = ScoreRequest((5, 6), (7, 8, 9)), ScoreRequest(tuple(range(2, 60)), (7,))
+    alone = score_targets(MODEL, [short])
+    padded = score_targets(MODEL, [short, long], share=False)
+    assert padded[0] == pytest.approx(alone[0], abs=1e-4)
+    ids = torch.tensor([[5, 6, 7, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    positions = torch.tensor([[0, 1, 2, 0, 0]])
+    padded_hidden = hidden_states(MODEL, ids, mask, positions)[:, :3]
+    plain_hidden = hidden_states(MODEL, ids[:, :3], mask[:, :3], positions[:, :3])
+    assert torch.allclose(padded_hidden, plain_hidden, atol=1e-5)
+
+
+def test_case_63_log_probs_are_computed_in_fp32_even_for_bfloat16_weights() -> None:
+    assert project(tiny_llama(VOCABULARY).bfloat16(), torch.ones(1, 80, dtype=torch.bfloat16)).dtype == torch.float32
+    # log softmax of [10.0, 9.97] at 0 is -log(1 + exp(-0.03)) = -0.678260; both round to 10.0 in bf16: -log 2.
+    logits = torch.tensor([10.0, 9.97])
+    assert float(torch.log_softmax(logits, -1)[0]) == pytest.approx(-math.log1p(math.exp(-0.03)), abs=1e-6)
+
+
+def test_an_empty_target_has_no_scores_and_an_empty_prompt_is_an_error() -> None:
+    assert score_targets(MODEL, [ScoreRequest((5,), ())]) == [()]
+    with pytest.raises(ValueError, match="request 0 has an empty prompt"):
+        score_targets(MODEL, [ScoreRequest((), (5,))])
+
+
+def test_no_requests_give_no_scores() -> None:
+    assert score_targets(MODEL, []) == []
