@@ -141,6 +141,11 @@ def test_cases_51_and_78_it_works_in_a_folder_with_blanks_without_home_and_under
     made = run_elsewhere(folder, "compose", "my items.jsonl", "--objectives", "2", "--out", "out/two.jsonl")
     assert (made.returncode, made.stderr) == (0, "")
     assert [task.gold for task in read_tasks(folder / "out" / "two.jsonl")] == ["巴黎; 1969"]
+    write_items(folder / "b.jsonl", "1969", source="巴黎")
+    checked = run_elsewhere(folder, "check", "b.jsonl")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    # The locale's encoding is ASCII there: what it cannot show is escaped, and no reason to fail.
+    assert "1 tasks of 巴黎" in checked.stdout or "1 tasks of \\u5df4\\u9ece" in checked.stdout
     missing = run_elsewhere(folder, "check", "none.jsonl")
     assert missing.returncode == EXIT_FAILED
     assert "none.jsonl: no such task file; write one with `mempo data convert`" in missing.stderr
