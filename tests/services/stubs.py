@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import threading
 from collections.abc import Callable
@@ -44,8 +45,19 @@ def json_reply(value: Any, status: int = 200, **options: Any) -> Reply:
     return Reply(status, json.dumps(value).encode(), {"content-type": "application/json"}, **options)
 
 
+PAGE_TEXT = "The lighthouse of Ardenvale was built in 1871 by Mira Tolvane, who had studied optics in the north."
+HTML = f"""<!doctype html><html><head><title>Ardenvale lighthouse</title><script>var x = "hidden";</script></head>
+<body><nav><a href="/">Home</a><a href="/about">About</a></nav><main><article><h1>Ardenvale lighthouse</h1>
+<p>{PAGE_TEXT}</p><p>It was lit for the first time on a winter evening, and the whole town came to see it.</p>
+</article></main><footer>Imprint and cookies</footer></body></html>""".encode()
+ONLY_127_0_0_1 = [ipaddress.ip_network("127.0.0.1/32")]
 HTML_502 = Reply(502, b"<html><body><h1>502 Bad Gateway</h1></body></html>", {"content-type": "text/html"})
 HEALTH = Health(name="train", corpus_hash="c0ffee", passages=3, index="bm25", version="0")
+
+
+def page(body: bytes = HTML, kind: str = "text/html; charset=utf-8", **options: Any) -> Reply:
+    """A web page, by default one whose main text holds `PAGE_TEXT`."""
+    return Reply(200, body, {"content-type": kind}, **options)
 
 
 def echo_result(request: Request) -> Reply:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import ipaddress
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.services.stubs import Reply, Request, StubServer
+from tests.services.stubs import HTML, ONLY_127_0_0_1, PAGE_TEXT, Reply, Request, StubServer, page
 
 from mempo.core import ToolError
 from mempo.retrieval.fetch import PageFetcher
 from mempo.retrieval.safety import UnsafeUrlError
-
-TEXT = "The lighthouse of Ardenvale was built in 1871 by Mira Tolvane, who had studied optics in the north."
-HTML = f"""<!doctype html><html><head><title>Ardenvale lighthouse</title><script>var x = "hidden";</script></head>
-<body><nav><a href="/">Home</a><a href="/about">About</a></nav><main><article><h1>Ardenvale lighthouse</h1>
-<p>{TEXT}</p><p>It was lit for the first time on a winter evening, and the whole town came to see it.</p>
-</article></main><footer>Imprint and cookies</footer></body></html>""".encode()
-ONLY_127_0_0_1 = [ipaddress.ip_network("127.0.0.1/32")]
-
-
-def page(body: bytes = HTML, kind: str = "text/html; charset=utf-8", **options: Any) -> Reply:
-    return Reply(200, body, {"content-type": kind}, **options)
 
 
 def fetcher(**options: Any) -> PageFetcher:
@@ -39,7 +27,7 @@ async def test_a_pages_title_and_main_text_are_extracted() -> None:
     with StubServer(lambda _: page()) as server:
         found = await fetcher().fetch(f"{server.url}/a?b=c")
     assert (found.url, found.title, found.truncated) == (f"{server.url}/a?b=c", "Ardenvale lighthouse", False)
-    assert TEXT in found.text
+    assert PAGE_TEXT in found.text
     assert "hidden" not in found.text
     assert "cookies" not in found.text
 
