@@ -1,0 +1,1 @@
+"""Search over passages: corpora, BM25 and dense indexes, the servers and their client."""
