@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 from mempo.core import ConfigError, DataError, Objective, Task
+from mempo.core.seeds import derive_seed
 from mempo.data.check import holds_separator
 
 MAX_OBJECTIVES = 16
@@ -62,7 +63,7 @@ def compose(
         raise ConfigError(f"objectives must be 1 to {MAX_OBJECTIVES}, not {objectives}")
     usable, left_out = _usable(items, several=objectives > 1)
     if seed is not None:
-        random.Random(seed).shuffle(usable)
+        random.Random(derive_seed(seed, "compose")).shuffle(usable)
     name = source if source is not None else " + ".join(dict.fromkeys(item.source for item in usable if item.source))
     whole = len(usable) - len(usable) % objectives
     tasks = tuple(_join(usable[start : start + objectives], name) for start in range(0, whole, objectives))

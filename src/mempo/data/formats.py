@@ -172,18 +172,13 @@ def _parse_musique(row: Row) -> Task:
     if row.get("answerable") is False:
         raise row.error("a question without an answer is no task; a lenient reader leaves it out", "answerable", False)
     paragraphs, steps = row.get("paragraphs") or [], row.get("question_decomposition") or []
-    titles = _distinct(
-        paragraph["title"]
-        for paragraph in _objects(row, "paragraphs", paragraphs, "title", "is_supporting")
-        if paragraph["is_supporting"]
-    )
+    found = _objects(row, "paragraphs", paragraphs, title=str, is_supporting=bool)
+    titles = _distinct(paragraph["title"] for paragraph in found if paragraph["is_supporting"])
     answers = _distinct((row.text("answer"), *row.texts("answer_aliases")))
     meta: dict[str, Json] = {}
     if steps:
-        pairs = [
-            [step["question"], step["answer"]]
-            for step in _objects(row, "question_decomposition", steps, "question", "answer")
-        ]
+        found = _objects(row, "question_decomposition", steps, question=str, answer=str)
+        pairs = [[step["question"], step["answer"]] for step in found]
         meta = {"hops": len(pairs), "decomposition": pairs}
     return Task(row.text("id"), (Objective(row.text("question").strip(), answers, titles),), "musique", meta)
 
@@ -208,6 +203,8 @@ def _parse_verl(row: Row) -> Task:
             meta = parse_json(row.optional_text("extra_info.meta", default="{}"))
         except ValueError as error:
             raise row.error(f"not JSON: {error}", "extra_info.meta", row.get("extra_info.meta")) from error
+        if not isinstance(meta, dict):
+            raise row.error("must be a JSON object", "extra_info.meta", meta)
         return Task(row.text("extra_info.id"), _objectives(row, questions, answers, titles), source, meta)
     questions = _split_questions(row, _verl_question(row), len(answers))
     split, index = row.get("extra_info.split"), row.get("extra_info.index")
@@ -266,10 +263,15 @@ def _objectives(
     return tuple(Objective(str(question), tuple(golds), tuple(found)) for question, golds, found in parts)
 
 
-def _objects(row: Row, field: str, value: Json, *needed: str) -> list[Mapping[str, Json]]:
-    if isinstance(value, list) and all(isinstance(item, Mapping) and all(n in item for n in needed) for item in value):
+def _objects(row: Row, field: str, value: Json, **types: type) -> list[Mapping[str, Json]]:
+    """A list of objects that have all these fields, each of its type."""
+    if isinstance(value, list) and all(
+        isinstance(item, Mapping) and all(isinstance(item.get(name), kind) for name, kind in types.items())
+        for item in value
+    ):
         return value
-    raise row.error(f"must be a list of objects with {' and '.join(needed)}", field, value)
+    wanted = " and ".join(f"{name} ({kind.__name__})" for name, kind in types.items())
+    raise row.error(f"must be a list of objects with {wanted}", field, value)
 
 
 def _kept(row: Row, *fields: str) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, overload
 
-from mempo.core import DataError, Task
+from mempo.core import ConfigError, DataError, Task
 from mempo.core.files import OnError, write_jsonl
 from mempo.data.check import check_task
 from mempo.data.formats import TaskFormat, detect_format, parse_task, render_task, render_verl
@@ -54,7 +54,7 @@ def read_tasks(
     skipped: list[DataError] = []
     warnings: list[DataError] = []
     on_error = skipped.append if lenient else None
-    told = TaskFormat(format) if format is not None else tell_format(path, _ignore if lenient else None)
+    told = _known(format) if format is not None else tell_format(path, _ignore if lenient else None)
     found = list(stream_tasks(path, told, on_error=on_error, on_warning=warnings.append))
     lines, tasks = tuple(line for line, _ in found), tuple(task for _, task in found)
     return TaskFile(os.fspath(path), told, tasks, lines, tuple(skipped), tuple(warnings))
@@ -68,7 +68,7 @@ def stream_tasks(
     on_warning: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[int, Task]]:
     """`read_tasks` one task at a time, each with its line, for files larger than memory."""
-    chosen = TaskFormat(format) if format is not None else tell_format(path, None if on_error is None else _ignore)
+    chosen = _known(format) if format is not None else tell_format(path, None if on_error is None else _ignore)
     if chosen is None:
         return
     seen: dict[str, int] = {}
@@ -106,6 +106,13 @@ def write_tasks(
 
         return write_verl_parquet(path, (render_verl(task, index) for index, task in enumerate(tasks)))
     return write_jsonl(path, map(render_task, tasks))
+
+
+def _known(name: TaskFormat | str) -> TaskFormat:
+    try:
+        return TaskFormat(name)
+    except ValueError:
+        raise ConfigError(f"unknown task format {name!r}; known: {', '.join(TaskFormat)}") from None
 
 
 def _ignore(_: DataError) -> None:

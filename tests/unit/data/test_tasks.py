@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mempo.core import DataError, Objective, Task
+from mempo.core import ConfigError, DataError, Objective, Task
 from mempo.data import TaskFormat, read_tasks, rows, stream_tasks, write_tasks
 from mempo.data.check import check_task
+from mempo.data.formats import render_verl
 from mempo.rewards.answers import score_task
 
 # Rows in the exact shape of the raw files, with invented content.
@@ -190,7 +193,8 @@ def test_a_row_of_several_questions_is_one_task(tmp_path: Path) -> None:
         (MULTI | {"question": "Who else?"}, "question", "differs from its `questions`"),
         (MULTI | {"n": 3}, "n", "is not the number of questions, 2"),
         (MUSIQUE | {"answerable": False}, "answerable", "no task"),
-        (MUSIQUE | {"paragraphs": [{"title": "x"}]}, "paragraphs", "objects with title and is_supporting"),
+        (MUSIQUE | {"paragraphs": [{"title": "x"}]}, "paragraphs", "objects with title .str. and is_supporting"),
+        (MUSIQUE | {"paragraphs": [{"title": [], "is_supporting": True}]}, "paragraphs", "objects with title .str."),
         (HOTPOT | {"supporting_facts": [[1, 2]]}, "supporting_facts", r"list of \[title, sentence\]"),
         ({k: v for k, v in HOTPOT.items() if k != "answer"}, "answer", "is missing"),
     ],
@@ -446,3 +450,58 @@ def test_reading_needs_pyarrow_only_for_parquet_and_says_which_extra(
     with pytest.raises(ImportError, match=r"pip install 'mempo\[data\]'"):
         read_tasks(path)
     assert len(read_tasks(write_rows(tmp_path / "a.jsonl", OWN))) == 1
+
+
+def test_an_unknown_format_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown task format 'squad'; known: mempo, hotpotqa"):
+        read_tasks(write_rows(tmp_path / "a.jsonl", OWN), "squad")
+
+
+scrap = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3)
+junk = st.recursive(
+    scrap, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2), max_leaves=4
+)
+
+
+@given(data=st.data(), name=st.sampled_from([*ROWS, "own", "multi", "ours"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+def test_whatever_stands_in_a_field_the_row_is_a_task_or_a_data_error(
+    tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    known = {"own": OWN, "multi": MULTI, "ours": render_verl(TASKS["verl"], 0), **ROWS}
+    row: dict[str, Any] = json.loads(json.dumps(known[name]))
+    here = row
+    while True:  # go down to some field, and put anything there
+        key = data.draw(st.sampled_from(sorted(here)))
+        value = here[key]
+        below = value[0] if isinstance(value, list) and value else value
+        if not isinstance(below, dict) or data.draw(st.booleans()):
+            break
+        here = below
+    here[key] = data.draw(junk)
+    format = {"own": "mempo", "multi": "mempo", "ours": "verl"}.get(name, name)
+    path = write_rows(tmp_path / "a.jsonl", row)
+    found = read_tasks(path, format, lenient=True)
+    assert len(found) + len(found.skipped) == 1
+    write_tasks(tmp_path / "b.jsonl", found)
+    assert read_tasks(tmp_path / "b.jsonl").tasks == found.tasks
+
+
+@given(
+    st.binary(max_size=60)
+    | st.binary(max_size=60).map(lambda tail: b"[" + tail)
+    | st.binary().map(lambda t: b"PAR1" + t)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_bytes_are_a_task_file_or_a_data_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    with contextlib.suppress(DataError):  # any other error fails
+        assert read_tasks(path).tasks == ()
+
+
+def test_the_rows_in_the_documentation_are_read(repository: Path, tmp_path: Path) -> None:
+    text = (repository / "docs" / "data.md").read_text(encoding="utf-8")
+    found = [json.loads(block) for block in re.findall(r"^    (\{\"id\".*?\})\n\n", text, re.MULTILINE | re.DOTALL)]
+    tasks = read_tasks(write_rows(tmp_path / "a.jsonl", *found)).tasks
+    assert [len(task.objectives) for task in tasks] == [1, 2]
