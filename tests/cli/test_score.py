@@ -121,6 +121,25 @@ def test_bad_predictions_are_errors_that_name_the_place(
     assert message in error
 
 
+def test_the_table_shortens_long_names_of_datasets(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = make_tasks(1, "x" * 100)
+    files.write(tasks, [(tasks[0].id, tasks[0].gold)])
+    assert files.score() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mode qa, percent"
+    assert lines[3].split() == [
+        "x" * 39 + "…",
+        "1",
+        "1",
+        "100.00",
+        "100.00-100.00",
+        "100.00",
+        "100.00-100.00",
+        "100.00",
+        "100.00",
+    ]
+
+
 def test_the_mode_changes_the_scores(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     files.write(make_tasks(1), [("toy:0", "the answer 0")])
     figures = []

@@ -18,6 +18,7 @@ from mempo.rewards.intervals import Interval
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
 
 SHOWN_MISSING = 10
+NAME_CHARACTERS = 40
 
 HELP = """Score a file of answers against a task file: EM and F1 in percent, with 95 % bootstrap intervals.
 
@@ -58,8 +59,9 @@ def run(prog: str, argv: Sequence[str]) -> int:
     if args.details is not None:
         write_jsonl(args.details, render_details(tasks, scores, answers))
     if args.json:
-        report = {"mode": args.mode, "unit": "percent", "seed": args.seed, "missing": missing}
-        print(json.dumps(report | {"rows": [render_row(row) for row in rows]}, ensure_ascii=False, indent=2))
+        report: dict[str, Json] = {"mode": args.mode, "unit": "percent", "seed": args.seed}
+        report |= {"rows": [render_row(row) for row in rows], "missing": missing}
+        print(json.dumps(report, ensure_ascii=False, indent=2))
     else:
         print(render_table(rows, args.mode))
         if missing:
@@ -129,7 +131,7 @@ def render_table(rows: Sequence[ScoreSummary], mode: Mode) -> str:
     head = ("dataset", "tasks", "questions", "EM", "95 %", "F1", "95 %", "all right", "count right")
     cells = [
         (
-            row.name,
+            _shortened(row.name),
             str(row.tasks),
             str(row.objectives),
             _figure(row.em),
@@ -146,6 +148,10 @@ def render_table(rows: Sequence[ScoreSummary], mode: Mode) -> str:
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in (head, *cells)
     ]
     return "\n".join([f"mode {mode}, percent", "", *lines])
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= NAME_CHARACTERS else f"{name[: NAME_CHARACTERS - 1]}…"
 
 
 def _percent(share: float | None) -> float | None:

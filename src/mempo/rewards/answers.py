@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -161,8 +161,8 @@ class _Rule(NamedTuple):
     """What a mode is made of."""
 
     normalise: Callable[[str], str]
-    fill_bag: Callable[[str], dict[str, int]]
-    """From the normal form to the multiset (or set) that F1 compares."""
+    units: Callable[[str], Collection[str]]
+    """What F1 counts in the normal form: words, the set of words, or characters."""
     verdicts: bool = True
     """yes, no and noanswer are all or nothing: F1 is 0 where just one side is one of them."""
     blank_matches: bool = False
@@ -173,16 +173,16 @@ class _Rule(NamedTuple):
     """Answers are split at ';' alone, whatever their number, and a wrong number scores 0."""
 
 
-def _words(normal: str) -> dict[str, int]:
-    return Counter(normal.split())
+def _words(normal: str) -> list[str]:
+    return normal.split()
 
 
-def _word_set(normal: str) -> dict[str, int]:
-    return dict.fromkeys(normal.split(), 1)
+def _word_set(normal: str) -> set[str]:
+    return set(normal.split())
 
 
-def _characters(normal: str) -> dict[str, int]:
-    return Counter(normal.replace(" ", ""))
+def _characters(normal: str) -> str:
+    return normal.replace(" ", "")
 
 
 _RULES: dict[str, _Rule] = {
@@ -210,8 +210,11 @@ def _normal(text: str, mode: Mode) -> _Normal:
 def _compute_normal(text: str, mode: Mode) -> _Normal:
     rule = _rule(mode)
     normal = rule.normalise(text)
-    bag = rule.fill_bag(normal)
-    return _Normal(normal, bag, sum(bag.values()))
+    units = rule.units(normal)
+    bag = dict.fromkeys(units, 1)
+    if len(bag) < len(units):  # rare: few answers repeat a word
+        bag = Counter(units)
+    return _Normal(normal, bag, len(units))
 
 
 _cached_normal = lru_cache(maxsize=1 << 16)(_compute_normal)
@@ -222,10 +225,10 @@ def _f1(predicted: _Normal, gold: _Normal, rule: _Rule) -> float:
         return 1.0 if gold.text or rule.blank_f1 else 0.0
     if rule.verdicts and (predicted.text in _VERDICTS or gold.text in _VERDICTS):
         return 0.0
-    small, large = (predicted.bag, gold.bag) if len(predicted.bag) <= len(gold.bag) else (gold.bag, predicted.bag)
-    same = sum(min(count, large[item]) for item, count in small.items() if item in large)
-    if same == 0:
+    if predicted.bag.keys().isdisjoint(gold.bag):
         return 0.0
+    small, large = (predicted.bag, gold.bag) if len(predicted.bag) <= len(gold.bag) else (gold.bag, predicted.bag)
+    same = sum([min(count, large[item]) for item, count in small.items() if item in large])
     # In the order of the official scripts: equal to them to the last bit.
     precision, recall = same / predicted.size, same / gold.size
     return 2 * precision * recall / (precision + recall)

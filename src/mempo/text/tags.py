@@ -110,12 +110,15 @@ class _Block(NamedTuple):
     end: int
 
 
+_ROOM = dict.fromkeys(ProblemCode, MAX_PROBLEMS_PER_CODE)
+
+
 class _Problems:
     """Collects the first few problems of each code."""
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
-        self.room = dict.fromkeys(ProblemCode, MAX_PROBLEMS_PER_CODE)
+        self.room = _ROOM.copy()
 
     def add(self, code: ProblemCode, message: str, start: int, end: int) -> None:
         if self.room[code]:
@@ -136,7 +139,7 @@ def parse(text: str, tools: Mapping[str, Mapping[str, Json]] | None = None) -> P
     >>> turn.memory, turn.answer, [problem.code.value for problem in turn.problems]
     (None, 'Paris', ['unclosed_tag', 'missing_memory', 'stray_text', 'missing_thought', 'trailing_text'])
     """
-    tags = [_Tag(m[2], bool(m[1]), m.start(), m.end()) for m in _TAG.finditer(text)]
+    tags = [_Tag(m[2], m[1] == "/", *m.span()) for m in _TAG.finditer(text)]
     problems = _Problems()
     blocks = _blocks(tags, problems)
     memory = next((block for block in blocks if block.kind == "mem"), None)
@@ -208,11 +211,12 @@ def _blocks(tags: Sequence[_Tag], problems: _Problems) -> list[_Block]:
     A block runs from an opening tag to the first closing tag of its kind; whatever tags stand
     between belong to its text. An opening tag that is never closed opens no block.
     """
-    closings: dict[str, Iterator[int]] = {
-        kind: iter([i for i, tag in enumerate(tags) if tag.closing and tag.kind == kind])
-        for kind in ("mem", "think", *_ACTIONS)
-    }
-    next_closing = {kind: next(found, None) for kind, found in closings.items()}
+    found: dict[str, list[int]] = {"mem": [], "think": [], "tool_call": [], "answer": []}
+    for i, tag in enumerate(tags):
+        if tag.closing:
+            found[tag.kind].append(i)
+    closings = {kind: iter(places) for kind, places in found.items()}
+    next_closing = {kind: next(places, None) for kind, places in closings.items()}
     blocks: list[_Block] = []
     index = 0
     while index < len(tags):
