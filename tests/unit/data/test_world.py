@@ -31,7 +31,7 @@ from mempo.data.world import (
 from mempo.text.passages import render_passages
 from mempo.text.tags import render_turn, wrap_information
 
-CLOSED_GOLDEN = "bfa208bb3d31ae3b"
+CLOSED_GOLDEN = "d97d7be32e6cf1f1"
 
 
 CLOSED_DIGEST_CODE = """

@@ -160,7 +160,7 @@ def _world(seed: int, index: int, objectives: int, hops: Sequence[int], split: S
             facts.append(_fact(last_other, place, fresh(people)))
             question = f"{last_relation} of {question}"
         facts += steps
-        plans.append(Plan("chain", tuple(steps)))
+        plans.append(Plan((tuple(steps),)))
         asked.append(Objective(f"{question}?", (steps[-1].value,), tuple(step.title for step in steps)))
 
     name = f"closed-{seed}-{split}-{index}"

@@ -1,25 +1,25 @@
 """What a world task carries in `Task.meta`: the facts behind each answer, and the order to search them in.
 
-    {"world": "closed", "order": [1, 0], "plan": [{"kind": "chain", "facts": [{...}, {...}]}, ...]}
+    {"world": "closed", "order": [1, 0], "plan": [[[fact, fact]], [[fact], [fact, fact]]]}
 
-`plan` has one entry an objective. The facts of a `chain` follow each other: the value of one is the
-subject of the next, and the last value is the answer. The facts of a `compare` stand beside each
-other and decide the answer together.
+`plan` has one entry an objective, a list of chains. The facts of a chain follow each other: the value
+of one is the subject of the next. The last value of a single chain is the answer; the last values of
+several chains decide it together, as in "which of the two is older?".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, cast
+from itertools import chain
+from typing import Literal
 
 from mempo.core import DataError, Json, Task
 
 NOTE_SEPARATOR = "; "
 """Between the facts of a memory."""
 
-Kind = Literal["chain", "compare"]
 Split = Literal["train", "eval"]
 
 _WORD = re.compile(r"\w+")
@@ -44,8 +44,17 @@ class Fact:
 class Plan:
     """How one objective is answered."""
 
-    kind: Kind
-    facts: tuple[Fact, ...]
+    chains: tuple[tuple[Fact, ...], ...]
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """All facts, in the order in which they can be asked for."""
+        return tuple(chain.from_iterable(self.chains))
+
+    @property
+    def deciding(self) -> tuple[Fact, ...]:
+        """The facts that the answer is read from."""
+        return tuple(facts[-1] for facts in self.chains)
 
 
 def words(text: str) -> frozenset[str]:
@@ -78,15 +87,20 @@ def states(note: str, fact: Fact) -> bool:
 
 def world_meta(world: str, plans: Sequence[Plan], order: Sequence[int]) -> dict[str, Json]:
     """The `Task.meta` of a world task."""
-    plan = [{"kind": plan.kind, "facts": [asdict(fact) for fact in plan.facts]} for plan in plans]
+    plan = [[[asdict(fact) for fact in facts] for facts in plan.chains] for plan in plans]
     return {"world": world, "order": list(order), "plan": plan}
+
+
+def is_world_task(task: Task) -> bool:
+    return "plan" in task.meta
 
 
 def read_plans(task: Task) -> tuple[Plan, ...]:
     """The plan of each objective of a world task. Raises DataError for a task that has none."""
     try:
-        entries = cast("Sequence[Mapping[str, Json]]", task.meta["plan"])
-        plans = tuple(Plan(entry["kind"], tuple(Fact(**fact) for fact in entry["facts"])) for entry in entries)
+        plans = tuple(
+            Plan(tuple(tuple(Fact(**fact) for fact in facts) for facts in chains)) for chains in task.meta["plan"]
+        )
     except (KeyError, TypeError) as error:
         raise DataError(
             f"task {task.id!r} is no world task: its meta holds no plan ({error!r})", field="meta"
@@ -104,15 +118,11 @@ def search_order(task: Task) -> tuple[int, ...]:
 
 
 def facts_needed(task: Task, *, bridges: bool = False) -> tuple[Fact, ...]:
-    """The facts that the answers are read from: the last of a chain, all of a comparison.
+    """The facts that the answers are read from: the last of each chain.
 
     `bridges=True` adds the earlier facts of the chains, which are needed to ask on, but no more at the end.
     """
-    return tuple(
-        fact
-        for plan in read_plans(task)
-        for fact in (plan.facts if bridges or plan.kind == "compare" else plan.facts[-1:])
-    )
+    return tuple(fact for plan in read_plans(task) for fact in (plan.facts if bridges else plan.deciding))
 
 
 def facts_kept(memory: str | None, task: Task, *, bridges: bool = False) -> float:
