@@ -47,6 +47,18 @@ def key_values(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def default_values(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted key → default of every setting that has one."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(default):
+            found |= key_values(default, f"{prefix}{field.name}.")
+        elif default is not dataclasses.MISSING:
+            found[prefix + field.name] = default
+    return found
+
+
 def replace_keys(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
     """A copy of `config` with the values of these dotted keys."""
     changes = {

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from mempo.config.keys import annotated_with, describe, key_types, key_values, replace_keys, sections
+from mempo.config.keys import annotated_with, default_values, describe, key_types, key_values, replace_keys, sections
 from mempo.config.sections import Config, InputPath
 from mempo.core import ConfigError
 
@@ -78,8 +78,8 @@ def given(config: Any) -> dict[str, str]:
     recorded = getattr(config, "_given", None)
     if recorded is not None:
         return dict(recorded)
-    defaults = key_values(type(config)())
-    return {key: IN_CODE for key, value in key_values(config).items() if value != defaults[key]}
+    defaults = default_values(type(config))
+    return {key: IN_CODE for key, value in key_values(config).items() if key not in defaults or value != defaults[key]}
 
 
 def check(config: Any) -> None:
