@@ -68,11 +68,11 @@ def stream_tasks(
     on_warning: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[int, Task]]:
     """`read_tasks` one task at a time, each with its line, for files larger than memory."""
-    chosen = _known(format) if format is not None else tell_format(path, None if on_error is None else _ignore)
-    if chosen is None:
-        return
+    _must_exist(path)
+    chosen = None if format is None else _known(format)
     seen: dict[str, int] = {}
     for row in read_rows(path, on_error):
+        chosen = chosen or detect_format(row)
         try:
             task = _checked(row, parse_task(row, chosen), seen, on_warning)
         except DataError as error:
@@ -86,10 +86,7 @@ def stream_tasks(
 
 def tell_format(path: str | os.PathLike[str], on_error: OnError | None = None) -> TaskFormat | None:
     """The format of a task file, told from the fields of its first row; None where it has no row."""
-    if not Path(path).is_file():
-        raise DataError(
-            "no such task file; write one with `mempo data convert` or `mempo data compose`", file=os.fspath(path)
-        )
+    _must_exist(path)
     first = next(read_rows(path, on_error), None)
     return None if first is None else detect_format(first)
 
@@ -115,6 +112,13 @@ def _known(name: TaskFormat | str) -> TaskFormat:
         raise ConfigError(f"unknown task format {name!r}; known: {', '.join(TaskFormat)}") from None
 
 
+def _must_exist(path: str | os.PathLike[str]) -> None:
+    if not Path(path).is_file():
+        raise DataError(
+            "no such task file; write one with `mempo data convert` or `mempo data compose`", file=os.fspath(path)
+        )
+
+
 def _ignore(_: DataError) -> None:
     """The first rows are read twice; the second reading reports them."""
 
@@ -124,10 +128,13 @@ def _checked(row: Row, task: Task, seen: dict[str, int], on_warning: OnError | N
         raise row.error("is empty", "id", task.id)
     if task.id in seen:
         raise row.error(f"stands already in line {seen[task.id]}", "id", task.id)
-    for finding in check_task(task):
-        problem = row.error(finding.message, finding.field, finding.value)
-        if finding.fatal:
+    problems = [
+        (finding.fatal, row.error(finding.message, finding.field, finding.value)) for finding in check_task(task)
+    ]
+    for fatal, problem in problems:
+        if fatal:
             raise problem
+    for _, problem in problems:
         if on_warning is not None:
             on_warning(problem)
     return task

@@ -505,3 +505,16 @@ def test_the_rows_in_the_documentation_are_read(repository: Path, tmp_path: Path
     found = [json.loads(block) for block in re.findall(r"^    (\{\"id\".*?\})\n\n", text, re.MULTILINE | re.DOTALL)]
     tasks = read_tasks(write_rows(tmp_path / "a.jsonl", *found)).tasks
     assert [len(task.objectives) for task in tasks] == [1, 2]
+
+
+def test_a_file_of_broken_lines_alone_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n}\n", encoding="utf-8")
+    found = read_tasks(path, lenient=True)
+    assert (len(found), [error.line for error in found.skipped]) == (0, [1, 2])
+
+
+def test_a_row_that_is_left_out_gives_no_warning(tmp_path: Path) -> None:
+    row = MULTI | {"answers": [["Ann", "Ann; Bea"], [""]]}
+    found = read_tasks(write_rows(tmp_path / "a.jsonl", row), lenient=True)
+    assert ([error.field for error in found.skipped], found.warnings) == (["answers[1]"], ())
