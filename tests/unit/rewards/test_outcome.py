@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -98,7 +100,14 @@ def test_case_59_total_and_peak_tokens_are_reported() -> None:
     assert (scores["total_tokens"], scores["peak_tokens"], scores["turns"]) == (2150, 820, 3)
 
 
-def test_every_figure_of_a_trajectory_is_a_number_with_a_documented_key() -> None:
+def test_every_figure_of_a_trajectory_is_documented(repository: Path) -> None:
+    turns = (Turn(0, "b", answer="Paris", mem_mask=(1,)),)
+    page = (repository / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for key in trajectory_scores(Trajectory(TASK, 0, turns, StopReason.ANSWERED, seed=0)):
+        assert f"`{re.sub('/[0-9]+/', '/I/', key)}`" in page
+
+
+def test_the_figures_of_a_trajectory() -> None:
     turns = (
         Turn(0, "a", call=ToolCall("search", {}), mem_mask=(0, 1, 1, 0), response_mask=(1, 1, 1, 1)),
         Turn(1, "b", answer="Paris; 1970", mem_mask=(1, 1, 1, 1), response_mask=(1, 1, 1, 1)),
