@@ -23,6 +23,7 @@ COMMANDS: dict[str, Command] = {
     "index info": Command("mempo.cli.index:info", "show what an index is, and check that it is whole"),
     "index search": Command("mempo.cli.index:search", "search an index from the command line"),
     "serve-retriever": Command("mempo.cli.serve:retriever", "serve an index over HTTP in Search-R1's format"),
+    "serve-web": Command("mempo.cli.serve_web:run", "serve a web search in the same format, recorded or replayed"),
     "config show": Command("mempo.cli.config:show", "print the settings of a run and where each came from"),
     "config check": Command("mempo.cli.config:check", "check configs and their input files"),
     "config keys": Command("mempo.cli.config:keys", "print every setting with its meaning"),

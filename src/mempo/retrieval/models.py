@@ -1,20 +1,10 @@
-"""The wire format as pydantic models: what the servers validate and show in their OpenAPI pages."""
+"""The servers' answers as pydantic models, from which their OpenAPI pages are made."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mempo.retrieval.wire import SERVICE
-
-
-class RetrieveRequest(BaseModel):
-    """Body of `POST /retrieve`. Unknown keys are ignored, as Search-R1's server does."""
-
-    model_config = ConfigDict(strict=True)
-
-    queries: list[str] = Field(description="Searches, answered in order; a blank one gets an empty list.")
-    topk: int | None = Field(None, ge=1, description="Passages a query; null or absent: the server's default.")
-    return_scores: bool = Field(False, description="Wrap each document and add its score.")
 
 
 class Document(BaseModel):
@@ -46,3 +36,12 @@ class HealthResponse(BaseModel):
     passages: int
     index: str
     version: str
+
+
+class PageResponse(BaseModel):
+    """Answer of `POST /fetch`."""
+
+    url: str = Field(description="Where the page was found, after redirects.")
+    title: str
+    text: str
+    truncated: bool = Field(description="Whether the text was cut to the server's limit.")

@@ -4,6 +4,7 @@
     POST /search        {"query": str, "top_n": int, "return_score": bool}
                         -> [document], or [[document], [score]] with scores
     POST /batch_search  the same with a list of queries, one such list each
+    POST /fetch         {"url": str} -> {"url", "title", "text", "truncated"}            (web search only)
     GET  /health        who this is      GET /metrics  Prometheus      GET /docs  OpenAPI
 
 Bodies are read by hand, not by pydantic: half surrogates and control characters in a query are a
@@ -16,16 +17,17 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
-from mempo.core import Json, MempoError, Passage, Retriever
+from mempo.core import Json, MempoError, Passage, Retriever, ToolError
 from mempo.retrieval.batching import BatchingRetriever
-from mempo.retrieval.models import Document, HealthResponse, RetrieveResponse
+from mempo.retrieval.models import Document, HealthResponse, PageResponse, RetrieveResponse
+from mempo.retrieval.web import NotRecordedError, WebPages
 from mempo.retrieval.wire import Health, render_contents, render_health, render_response, replace_surrogates
 
 
@@ -65,7 +67,13 @@ class BatchSearchBody(msgspec.Struct):
     return_score: bool = False
 
 
-Body = TypeVar("Body", RetrieveBody, SearchBody, BatchSearchBody)
+class FetchBody(msgspec.Struct):
+    """A page that is wanted."""
+
+    url: Annotated[str, msgspec.Meta(max_length=8192)]
+
+
+Body = TypeVar("Body", RetrieveBody, SearchBody, BatchSearchBody, FetchBody)
 
 
 def create_app(
@@ -75,8 +83,9 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
     max_batch_queries: int | None = 256,
+    pages: WebPages | None = None,
 ) -> FastAPI:
-    """The web application of a retriever.
+    """The web application of a retriever, and of `pages` where they can be fetched too.
 
     With a `token`, every path but `/health` wants `Authorization: Bearer <token>`. Requests that
     arrive together are searched as one batch of up to `max_batch_queries`; None hands each request
@@ -102,6 +111,12 @@ def create_app(
         results = await service.search(body.query, body.top_n)
         documents = [_documents(passages) for passages in results]
         return [documents, [_scores(passages) for passages in results]] if body.return_score else documents
+
+    if pages is not None:
+
+        @path("/fetch", FetchBody, PageResponse)
+        async def fetch(body: FetchBody) -> Json:
+            return asdict(await pages.fetch(body.url))
 
     @app.get("/health", response_model=HealthResponse)
     async def health_() -> Json:
@@ -216,6 +231,10 @@ class _Service:
                 status, answer = 200, await handler(body)
             except _RefusedError as error:
                 status, answer = error.status, {"detail": str(error)}
+            except NotRecordedError as error:
+                status, answer = 404, {"detail": str(error)}
+            except ToolError as error:
+                status, answer = 422, {"detail": str(error)}
             except MempoError as error:
                 status, answer = 503, {"detail": f"the search failed: {error}"}
             response = Response(_render(answer), status_code=status, media_type="application/json")
@@ -254,8 +273,9 @@ class _Service:
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The body is not JSON"},
     401: {"description": "The bearer token is missing or wrong"},
+    404: {"description": "A replaying web search was asked for what it has not recorded"},
     413: {"description": "The body is too large"},
-    422: {"description": "A field is missing, of the wrong type or beyond a limit"},
+    422: {"description": "A field is missing, of the wrong type or beyond a limit; a page that cannot be fetched"},
     503: {"description": "The search failed"},
 }
 

@@ -1,8 +1,4 @@
-"""Web search in the retriever's clothes: a Serper-compatible endpoint, recorded on disk and replayed.
-
-POST /retrieve ...  as every retriever (mempo.retrieval.server)
-POST /fetch         {"url": str} -> {"url", "title", "text", "truncated"}
-"""
+"""Web search in the retriever's clothes: a Serper-compatible endpoint, recorded on disk and replayed."""
 
 from __future__ import annotations
 
@@ -143,6 +139,8 @@ class WebPages:
 
     async def fetch(self, url: str) -> Page:
         """Raises ToolError, as `PageFetcher.fetch`, and NotRecordedError in replay."""
+
+        url = replace_surrogates(url)
 
         async def get() -> Json:
             return asdict(await self._fetcher.fetch(url))

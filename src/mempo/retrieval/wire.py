@@ -5,8 +5,8 @@
     without         {"result": [[{"id": str, "contents": str}]]}
     GET  /health    {"service", "name", "corpus_hash", "passages", "index", "version"}
 
-Standard library only, so that the client needs no server package; the servers' pydantic models,
-from which their OpenAPI pages are made, are in `mempo.retrieval.models`.
+Standard library only, so that the client needs no server package; the models from which the
+servers' OpenAPI pages are made are in `mempo.retrieval.models`.
 """
 
 from __future__ import annotations

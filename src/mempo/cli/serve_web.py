@@ -1,0 +1,126 @@
+"""`mempo serve-web`: a web search behind HTTP, in the retriever's wire format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from mempo import __version__
+from mempo.cli.serve import read_token
+from mempo.core import ConfigError, MissingExtraError
+from mempo.retrieval.cache import DiskCache
+from mempo.retrieval.web import SERPER, Recording, WebPages, WebSearch
+from mempo.retrieval.wire import Health
+
+DESCRIPTION = """Serve a Serper-compatible web search over HTTP, in the format of every retriever.
+
+examples:
+  SERPER_API_KEY=... mempo serve-web --cache web.sqlite --port 8002
+  mempo serve-web --cache web.sqlite --mode replay --port 8002      (no key, no network)
+
+Ask it:
+  curl -s localhost:8002/retrieve -d '{"queries": ["who wrote Hamlet"], "topk": 3}'
+  curl -s localhost:8002/fetch -d '{"url": "https://example.org/"}'
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    endpoint: str = SERPER
+    """Where searches are sent, as POST {"q", "num"} with an X-API-KEY header."""
+    key_env: str = "SERPER_API_KEY"
+    """Name of the environment variable that holds the key."""
+    cache: Path | None = None
+    """A file that keeps answers and pages; made where it is missing."""
+    mode: Literal["record", "replay"] = "record"
+    """`record` asks the network for what the cache lacks and keeps it; `replay` never touches the network."""
+    on_miss: Literal["error", "empty"] = "error"
+    """What replay answers to a query that was not recorded: 404, or no passages."""
+    timeout_seconds: float = 10.0
+    """Wait for one try at a search."""
+    retries: int = 2
+    """Further tries after a fault."""
+    concurrency: int = 8
+    """Searches under way at a time."""
+    fetch: bool = True
+    """Answer POST /fetch with the text of a page."""
+    page_seconds: float = 20.0
+    """Wait for one page, redirects and text extraction included."""
+    page_bytes: int = 5 * 2**20
+    """A larger page is refused."""
+    page_chars: int = 20_000
+    """A longer text is cut."""
+    name: str = "web"
+    """The role that /health tells; clients can insist on it."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs --allow-remote."""
+    port: int = 8002
+    """0 takes a free port; the line `listening on http://HOST:PORT` tells which."""
+    allow_remote: bool = False
+    """Let other machines reach the server."""
+    port_file: Path | None = None
+    """Write the port's number here once requests are answered."""
+    token_env: str | None = None
+    """Name of an environment variable that holds a bearer token; requests must carry it."""
+    token_file: Path | None = None
+    """A file that holds the bearer token."""
+
+
+def run(prog: str, argv: Sequence[str]) -> int:
+    """Entry of `mempo serve-web`."""
+    args = tyro.cli(Args, prog=prog, args=list(argv), description=DESCRIPTION)
+    try:
+        from mempo.retrieval.fetch import PageFetcher
+        from mempo.retrieval.server import create_app
+        from mempo.retrieval.serving import serve
+    except ImportError as error:
+        raise MissingExtraError(error.name or "fastapi", extra="serve") from error
+    replay = args.mode == "replay"
+    api_key = "" if replay else _read_key(args.key_env)
+    token = read_token(args.token_env, args.token_file)
+    cache = None if args.cache is None else DiskCache(args.cache)
+    try:
+        recording = Recording(cache, replay=replay)
+        search = WebSearch(
+            args.endpoint,
+            api_key,
+            recording,
+            on_miss=args.on_miss,
+            timeout_seconds=args.timeout_seconds,
+            retries=args.retries,
+            concurrency=args.concurrency,
+        )
+        pages = None
+        if args.fetch:
+            fetcher = PageFetcher(
+                timeout_seconds=args.page_seconds, max_bytes=args.page_bytes, max_chars=args.page_chars
+            )
+            pages = WebPages(fetcher, recording)
+        health = Health(args.name, search.corpus_hash, 0 if cache is None else len(cache), "web", __version__)
+        serve(
+            # The web answers queries one by one: a batch would only make the quick wait for the slow.
+            create_app(search, health, token=token, max_batch_queries=None, pages=pages),
+            host=args.host,
+            port=args.port,
+            allow_remote=args.allow_remote,
+            port_file=args.port_file,
+            announce=lambda line: print(line, flush=True),
+        )
+    finally:
+        if cache is not None:
+            cache.close()
+    return 0
+
+
+def _read_key(variable: str) -> str:
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(
+            f"the environment variable {variable} holds no key; set it, or answer from a recording with --mode replay"
+        )
+    return key
