@@ -64,16 +64,18 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     _sync_folder(target.parent)
 
 
-def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a plain or gzipped file for reading. Raises DataError where it cannot be opened."""
+@contextmanager
+def reading_bytes(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a plain or gzipped file for reading.
+
+    Raises DataError where it cannot be opened, or where the gzip stream turns out broken or cut.
+    """
+    name = os.fspath(path)
     try:
-        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        raise DataError(f"the file cannot be read: {error.strerror}", file=os.fspath(path)) from error
-    if file.peek(2)[:2] != GZIP_MAGIC:
-        return file
-    file.close()
-    return cast("IO[bytes]", gzip.open(path, "rb"))
+        with _open_bytes(path) as file:
+            yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"the gzip stream is broken or cut: {error}", file=name) from error
 
 
 def read_lines(path: str | os.PathLike[str], on_error: OnError | None = None) -> Iterator[tuple[int, str]]:
@@ -152,8 +154,8 @@ def render_json(value: Json) -> str:
 def _read_lines(path: str | os.PathLike[str], on_error: OnError | None) -> Iterator[tuple[int, str, bool]]:
     """Number, text, and whether a line end follows, of each line that is not blank."""
     name, offset = os.fspath(path), 0
-    with open_bytes(path) as file:
-        for number, raw in enumerate(_raw_lines(file, name), start=1):
+    with reading_bytes(path) as file:
+        for number, raw in enumerate(file, start=1):
             start, offset = offset, offset + len(raw)
             if number == 1 and raw.startswith(UTF8_BOM):
                 raw, start = raw[len(UTF8_BOM) :], len(UTF8_BOM)
@@ -171,17 +173,21 @@ def _read_lines(path: str | os.PathLike[str], on_error: OnError | None) -> Itera
                 yield number, line.rstrip("\r\n"), line.endswith("\n")
 
 
+def _open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", file=os.fspath(path)) from error
+    if file.peek(2)[:2] != GZIP_MAGIC:
+        return file
+    file.close()
+    return cast("IO[bytes]", gzip.open(path, "rb"))
+
+
 def _fail(error: DataError, on_error: OnError | None) -> None:
     if on_error is None:
         raise error
     on_error(error)
-
-
-def _raw_lines(file: IO[bytes], path: str) -> Iterator[bytes]:
-    try:
-        yield from file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"the gzip stream is broken or cut: {error}", file=path) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

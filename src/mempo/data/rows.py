@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mempo.core import DataError, Json
-from mempo.core.files import OnError, open_bytes, parse_json, read_jsonl
+from mempo.core.files import OnError, parse_json, read_jsonl, reading_bytes
 
 PARQUET_MAGIC = b"PAR1"
 CHUNK_BYTES = 1 << 20
@@ -84,7 +84,7 @@ def read_rows(path: str | os.PathLike[str], on_error: OnError | None = None) -> 
     and is left out; a broken array or parquet file has no next row to go on with, and raises.
     """
     name = os.fspath(path)
-    with open_bytes(path) as file:
+    with reading_bytes(path) as file:
         head = file.read(64)
     if head.startswith(PARQUET_MAGIC):
         from mempo.data.parquet import read_parquet
@@ -183,7 +183,7 @@ class _Window:
     def _read_chunks(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
         offset, line = 0, 1
-        with open_bytes(self.path) as file:
+        with reading_bytes(self.path) as file:
             chunk = file.read(len(codecs.BOM_UTF8))
             if chunk == codecs.BOM_UTF8:
                 offset, chunk = len(chunk), file.read(CHUNK_BYTES)
