@@ -108,16 +108,18 @@ class HttpRetriever:
             raise
         return [list(found.get(query, ())) for query in clean]
 
-    async def health(self) -> Health:
-        """Who the server says it is. Raises WrongServiceError where it is no mempo retriever."""
-        try:
-            return parse_health(await self._service.get("/health", lambda body: body))
-        except CallError as error:
-            if error.status in NOT_A_RETRIEVER:
-                raise WrongServiceError(self._wrong(str(error))) from error
-            raise RetrievalError(str(error)) from error
-        except ValueError as error:
-            raise WrongServiceError(self._wrong(str(error))) from error
+    async def check(self) -> Health:
+        """Ask who the server is. A run does so before its first search, to fail early.
+
+        Raises WrongServiceError where it is no mempo retriever, or not the one that is expected.
+        """
+        health = await self._ask_health()
+        if self._expect_name not in (None, health.name):
+            raise WrongServiceError(self._wrong(f"its name is {health.name!r}, not {self._expect_name!r}"))
+        if self._expect_corpus_hash not in (None, health.corpus_hash):
+            hashes = f"{health.corpus_hash!r}, not {self._expect_corpus_hash!r}"
+            raise WrongServiceError(self._wrong(f"the hash of its corpus is {hashes}"))
+        return health
 
     async def aclose(self) -> None:
         """Stop what is in flight, close connections and the cache."""
@@ -165,17 +167,18 @@ class HttpRetriever:
         """Ask for the service's identity where it matters and is not known, once for all who wait."""
         needed = self._cache is not None or self._expect_name is not None or self._expect_corpus_hash is not None
         if needed and self._health is None:
-            task = self._in_flight.get("health") or self._start(["health"], self._checked_health())
+            task = self._in_flight.get("health") or self._start(["health"], self.check())
             self._health = await asyncio.shield(task)
 
-    async def _checked_health(self) -> Health:
-        health = await self.health()
-        if self._expect_name not in (None, health.name):
-            raise WrongServiceError(self._wrong(f"its name is {health.name!r}, not {self._expect_name!r}"))
-        if self._expect_corpus_hash not in (None, health.corpus_hash):
-            hashes = f"{health.corpus_hash!r}, not {self._expect_corpus_hash!r}"
-            raise WrongServiceError(self._wrong(f"the hash of its corpus is {hashes}"))
-        return health
+    async def _ask_health(self) -> Health:
+        try:
+            return parse_health(await self._service.get("/health", lambda body: body))
+        except CallError as error:
+            if error.status in NOT_A_RETRIEVER:
+                raise WrongServiceError(self._wrong(str(error))) from error
+            raise RetrievalError(str(error)) from error
+        except ValueError as error:
+            raise WrongServiceError(self._wrong(str(error))) from error
 
     def _wrong(self, reason: str) -> str:
         return f"{self.url} is not the retriever that was meant: {reason}; check the address, or expect another service"

@@ -206,7 +206,7 @@ async def test_case_73_the_service_that_is_meant_is_asked_once(client: Client) -
     with StubServer(retriever(echo_result)) as server:
         search = client(server.url, expect_name="train", expect_corpus_hash="c0ffee")
         await asyncio.gather(*(search.search([f"q{index}"], 1) for index in range(5)))
-        assert await search.health() == HEALTH
+        assert await search.check() == HEALTH
     assert [request.path for request in server.requests].count("/health") == 2  # one of them is the line above
 
 
@@ -227,8 +227,10 @@ async def test_case_73_a_stranger_is_refused_before_any_query_is_sent(
 ) -> None:
     with StubServer(answer) as server:
         search = client(server.url, expect_name="train", expect_corpus_hash="c0ffee")
-        with pytest.raises(WrongServiceError, match=f"{server.url} is not the retriever that was meant: .*{reason}"):
-            await search.search(["q"], 1)
+        for call in (search.check(), search.search(["q"], 1)):
+            message = f"{server.url} is not the retriever that was meant: .*{reason}"
+            with pytest.raises(WrongServiceError, match=message):
+                await call
     assert {request.path for request in server.requests} == {"/health"}
     assert search.counters["failed_searches"] == 1
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
+import ssl
 
 import httpx
 import pytest
@@ -103,6 +105,24 @@ async def test_the_connection_goes_to_the_checked_address_under_the_urls_name() 
     assert answer.text == "hello"
     assert lookups == ["site.example"]  # the operating system, which does not know the name, is never asked
     assert server.requests[0].headers["host"] == f"site.example:{server.port}"
+
+
+async def test_the_tls_handshake_asks_for_the_urls_name_and_not_for_the_address() -> None:
+    asked: list[str | None] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = lambda _socket, name, _context: asked.append(name)  # comes before the missing certificate
+
+    async def lookup(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        transport = SafeTransport(allow=[LOOPBACK], lookup=lookup)
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"https://site.example:{port}/")
+    assert asked == ["site.example"]
 
 
 async def test_a_name_that_changes_its_answer_cannot_win() -> None:
