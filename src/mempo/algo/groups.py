@@ -33,7 +33,7 @@ def group_index(*keys: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
     >>> group_index(torch.tensor([4, 4, 9]), torch.tensor([1, 0, 1]))
     tensor([1, 0, 2])
     """
-    index: Tensor = torch.unique(torch.stack(keys), dim=1, return_inverse=True)[1]
+    index: Tensor = torch.unique(torch.stack([key.long() for key in keys]), dim=1, return_inverse=True)[1]
     return index
 
 
