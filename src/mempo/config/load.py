@@ -100,9 +100,9 @@ def check(config: Any) -> None:
 
 def require_inputs(config: Any) -> None:
     """Raise a ConfigError that lists every input file that is not there, and how to get it."""
-    lines = []
+    lines, hints = [], key_types(type(config))
     for key, value in key_values(config).items():
-        for rule in annotated_with(key_types(type(config))[key], InputPath):
+        for rule in annotated_with(hints[key], InputPath):
             for path in _paths(value, rule):
                 if not os.path.exists(path):
                     lines.append(f"{key}: there is no {os.path.abspath(path)}; {rule.remedy}")

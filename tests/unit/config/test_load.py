@@ -314,3 +314,32 @@ def test_reading_a_config_imports_nothing_heavy() -> None:
     program += "; print({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'transformers', 'httpx', 'rich'})"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("memory.baseline", ["prefix", "visible", "previous_memory", "no_memory", "none"]),
+        ("memory.value", ["probability", "log_probability"]),
+        ("memory.gold", ["joined", "per_objective"]),
+        ("memory.aliases", ["first", "best"]),
+        ("memory.scorer", ["current", "reference"]),
+        ("advantage.statistics", ["group", "turn_index"]),
+        ("advantage.normaliser", ["std", "mean", "none"]),
+        ("advantage.gates", ["mixed_groups", "right_trajectories", "skip_first_turn"]),
+        ("reward.correctness", ["exact", "mean_em", "mean_f1"]),
+        ("context.thoughts", ["True", "False"]),
+        ("context.policy", ["previous_turn", "last_turns", "full_history", "truncated_history", "memory_only"]),
+        ("loss.kl", ["k3", "k1", "k2"]),
+        ("loss.aggregation", ["trajectory_mean", "token_mean", "turn_mean"]),
+        ("loss.truncated", ["keep", "exclude"]),
+    ],
+)
+def test_each_option_of_the_method_has_a_name_and_the_first_is_the_default_unless_none_is(
+    key: str, choices: list[str]
+) -> None:
+    default = key_values(Config())[key]
+    assert default in ((), choices[0], choices[0] == "True")
+    for choice in choices:
+        value = key_values(load_config("paper", [f"--{key}", choice]))[key]
+        assert value in (choice, (choice,), choice == "True")
