@@ -44,7 +44,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs, comments=st.booleans())
 def test_any_config_survives_the_way_through_toml(tmp_path: Path, config: Config, comments: bool) -> None:
     # Paths are put into their shortest form on reading; the strategy makes some that are not.

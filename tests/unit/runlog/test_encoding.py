@@ -27,7 +27,7 @@ def assert_same(record: AnyRecord, back: AnyRecord) -> None:
     assert repr(back) == repr(record)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trajectory=trajectories)
 def test_any_trajectory_survives_the_way_to_a_line_and_back(trajectory: Trajectory) -> None:
     record = TrajectoryRecord(trajectory=trajectory, step=3, split="eval")
