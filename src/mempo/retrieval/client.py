@@ -119,6 +119,7 @@ class HttpRetriever:
         if self._expect_corpus_hash not in (None, health.corpus_hash):
             hashes = f"{health.corpus_hash!r}, not {self._expect_corpus_hash!r}"
             raise WrongServiceError(self._wrong(f"the hash of its corpus is {hashes}"))
+        self._health = health
         return health
 
     async def aclose(self) -> None:
@@ -168,7 +169,7 @@ class HttpRetriever:
         needed = self._cache is not None or self._expect_name is not None or self._expect_corpus_hash is not None
         if needed and self._health is None:
             task = self._in_flight.get("health") or self._start(["health"], self.check())
-            self._health = await asyncio.shield(task)
+            await asyncio.shield(task)
 
     async def _ask_health(self) -> Health:
         try:

@@ -206,8 +206,17 @@ async def test_case_73_the_service_that_is_meant_is_asked_once(client: Client) -
     with StubServer(retriever(echo_result)) as server:
         search = client(server.url, expect_name="train", expect_corpus_hash="c0ffee")
         await asyncio.gather(*(search.search([f"q{index}"], 1) for index in range(5)))
+    assert [request.path for request in server.requests].count("/health") == 1
+
+
+async def test_case_73_a_check_at_start_tells_who_the_service_is_and_spares_the_first_search_its_own(
+    client: Client,
+) -> None:
+    with StubServer(retriever(echo_result)) as server:
+        search = client(server.url, expect_name="train")
         assert await search.check() == HEALTH
-    assert [request.path for request in server.requests].count("/health") == 2  # one of them is the line above
+        await search.search(["q"], 1)
+    assert [request.path for request in server.requests] == ["/health", "/retrieve"]
 
 
 @pytest.mark.parametrize(
