@@ -134,6 +134,12 @@ class ContextConfig:
     """Whether thoughts of earlier turns stay in the context."""
     last_turns: Positive = 3
     """How many turns `last_turns` shows."""
+    history_tokens: Positive = 3072
+    """Tokens of earlier turns that `truncated_history` shows."""
+    prompts: Annotated[str, InputPath("give memory, react, compact, none or a file of your own", or_name=True)] = (
+        "memory"
+    )
+    """The set of instructions: `memory`, `react` (no memory), `compact`, `none`, or a file of your own."""
     layout: Layout = "conversation"
     """`single_message` puts all into one user message, for servers whose template rewrites assistant turns."""
 

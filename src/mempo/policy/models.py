@@ -64,13 +64,14 @@ def backbone(model: PreTrainedModel) -> torch.nn.Module:
 def hidden_states(
     model: PreTrainedModel,
     ids: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor,
     cache: Cache | None = None,
 ) -> torch.Tensor:
     """Last hidden states `[row, token, width]` of `ids` `[row, token]`; the cache, where given, grows by them.
 
-    Pads stand on the right. The mask is `[row, cached + token]`, or four-dimensional for a tree of tokens.
+    Pads stand on the right. The mask is `[row, cached + token]`, four-dimensional for a tree of tokens,
+    or None: then positions that start again at 0 begin a sequence of their own.
     """
     # transformers renamed the argument; releases on both sides of that are supported.
     arguments: dict[str, Any] = {} if cache is None else {_CACHE_ARGUMENT: cache}
@@ -85,20 +86,25 @@ def hidden_states(
 
 
 def project(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits in fp32 of hidden states, `[..., width]` to `[..., vocabulary]`, as the model itself computes them."""
+    """Logits in fp32 of hidden states, `[..., width]` to `[..., vocabulary]`."""
+    head, scale = output_head(model)
+    return torch.nn.functional.linear(hidden, head).float() * scale
+
+
+def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, float]:
+    """The vocabulary projection `[vocabulary, width]`, and what a model multiplies its logits by.
+
+    Raises ConfigError for models whose logits are not such a product (a bias, soft-capped logits).
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    logits = base.get_output_embeddings()(hidden).float()
     config = base.config.get_text_config()
-    scaling = getattr(config, "logits_scaling", None)
-    if scaling is not None:
-        logits = logits / scaling
-    scale = getattr(config, "logit_scale", None)
-    if scale is not None:
-        logits = logits * scale
-    softcap = getattr(config, "final_logit_softcapping", None)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    return logits  # type: ignore[no-any-return]
+    head = base.get_output_embeddings()
+    if getattr(head, "bias", None) is not None or getattr(config, "final_logit_softcapping", None):
+        raise ConfigError(
+            f"{type(base).__name__}: logits with a bias or a soft cap are not supported; choose another model"
+        )
+    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    return head.weight, scale
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:

@@ -19,8 +19,7 @@ equal objects to a scorer, which computes them once: `previous_memory` costs not
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mempo.config import MemoryConfig
@@ -35,19 +34,13 @@ FULL_HISTORY = ContextPolicy("full_history")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The probability of a task's gold answer in one context."""
+    """The question how probable a task's gold answer is in one context."""
 
     requests: tuple[ScoreRequest, ...]
     """One for each alias that is tried; the best counts."""
-    parts: tuple[tuple[tuple[int, ...], ...], ...]
-    """For each request, the groups of target tokens whose geometric means are averaged."""
-
-    def log_probability(self, scores: Mapping[ScoreRequest, Sequence[float]]) -> float:
-        """Logarithm of the averaged geometric mean, in (-inf, 0]. A missing or non-finite log-prob is an error."""
-        return max(
-            _log_mean_probability(scores[request], parts)
-            for request, parts in zip(self.requests, self.parts, strict=True)
-        )
+    objectives: tuple[tuple[int, ...], ...]
+    """For each request, the objective of each target token; all 0 where one mean spans the joined answer, and
+    -1 on separators where each objective has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +105,19 @@ class MemoryProbes:
 
     def _probe(self, task: Task, messages: Sequence[Message], prefix: str) -> Probe:
         messages = messages or self._messages(FULL_HISTORY, task, ())
-        requests, parts = [], []
+        requests, objectives = [], []
         for spans, target in _gold_texts(task, self._config.aliases):
             request = self._renderer.score_request(messages, prefix, target)
             requests.append(request)
-            everything = (tuple(range(len(request.target_ids))),)
-            split = self._config.gold == "per_objective"
-            parts.append(self._parts(request.target_ids, spans) if split else everything)
-        return Probe(tuple(requests), tuple(parts))
+            joined = self._config.gold == "joined"
+            objectives.append((0,) * len(request.target_ids) if joined else self._objectives(request.target_ids, spans))
+        return Probe(tuple(requests), tuple(objectives))
 
-    def _parts(self, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-        """For each objective the target tokens that hold a part of its answer."""
-        offsets = token_offsets(ids, self._renderer)
+    def _objectives(self, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """For each target token the objective whose answer it holds a part of, the first where it holds two."""
         return tuple(
-            tuple(place for place, (first, last) in enumerate(offsets) if max(first, start) < min(last, end))
-            for start, end in spans
+            next((index for index, (start, end) in enumerate(spans) if max(first, start) < min(last, end)), -1)
+            for first, last in token_offsets(ids, self._renderer)
         )
 
 
@@ -160,14 +151,3 @@ def _gold_texts(task: Task, aliases: str) -> list[tuple[list[tuple[int, int]], s
             start += len(answer) + len("; ")
         texts["; ".join(chosen)] = spans
     return [(spans, text) for text, spans in texts.items()]
-
-
-def _log_mean_probability(logprobs: Sequence[float], parts: Sequence[Sequence[int]]) -> float:
-    for place, logprob in enumerate(logprobs):
-        if not math.isfinite(logprob):
-            raise ValueError(f"the log-probability of gold token {place} is {logprob}")
-    means = [math.fsum(logprobs[place] for place in part) / len(part) for part in parts]
-    if len(means) == 1:
-        return min(means[0], 0.0)
-    highest = max(means)
-    return min(highest + math.log(math.fsum(math.exp(mean - highest) for mean in means) / len(means)), 0.0)

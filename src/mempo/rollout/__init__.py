@@ -1,5 +1,13 @@
 """Rollout: tasks in, trajectories out. Training, evaluation and inference use the same engine."""
 
+from mempo.rollout.assembly import make_context, make_rollout, make_system_prompt
 from mempo.rollout.engine import Rollout, RolloutHooks, group_trajectories
 
-__all__ = ["Rollout", "RolloutHooks", "group_trajectories"]
+__all__ = [
+    "Rollout",
+    "RolloutHooks",
+    "group_trajectories",
+    "make_context",
+    "make_rollout",
+    "make_system_prompt",
+]

@@ -1,0 +1,56 @@
+"""A rollout engine from its parts and settings: the one place where they are fitted together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mempo.config import ContextConfig, RolloutConfig
+from mempo.core import Policy, Task, Tool
+from mempo.env.environment import ToolEnvironment
+from mempo.rollout.engine import Rollout, RolloutHooks
+from mempo.text.context import ContextPolicy
+from mempo.text.prompts import notices, system_prompt
+from mempo.text.tags import wrap_information
+
+
+def make_rollout(
+    policy: Policy,
+    tools: Sequence[Tool],
+    rollout: RolloutConfig | None = None,
+    context: ContextConfig | None = None,
+    *,
+    hooks: RolloutHooks | None = None,
+) -> Rollout:
+    """The engine that training, evaluation and inference use."""
+    rollout, context = rollout or RolloutConfig(), context or ContextConfig()
+    environment = ToolEnvironment(
+        tools,
+        cut=policy.cut_tokens,
+        count=policy.count_tokens,
+        max_observation_tokens=rollout.max_observation_tokens,
+        wrapper=wrap_information,
+    )
+    return Rollout(
+        policy,
+        environment,
+        make_context(context),
+        rollout,
+        system_prompt=make_system_prompt(tools, context),
+        hooks=hooks,
+    )
+
+
+def make_context(context: ContextConfig) -> ContextPolicy:
+    """What a turn sees, as the settings name it."""
+    return ContextPolicy(
+        context.policy,
+        turns=context.last_turns,
+        history_tokens=context.history_tokens,
+        thoughts=context.thoughts,
+        notices=notices(context.prompts),
+    )
+
+
+def make_system_prompt(tools: Sequence[Tool], context: ContextConfig) -> Callable[[Task], str]:
+    """The system prompt of a task: the same for all tasks of as many objectives."""
+    return lambda task: system_prompt(tools, len(task.objectives), context.prompts)

@@ -1,0 +1,1 @@
+"""Training on one machine: behaviour cloning, MemPO, checkpoints."""

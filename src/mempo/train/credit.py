@@ -1,0 +1,107 @@
+"""R^T and R^M of trajectories, written on their records: what the update and the run log read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mempo.algo import answer_value
+from mempo.config import MemoryConfig, RewardConfig
+from mempo.core import Group, ScoreRequest, Trajectory, Turn
+from mempo.rewards.memory import MemoryProbes, Probe, TurnProbes
+from mempo.rewards.outcome import outcome_reward, trajectory_scores
+
+Score = Callable[[Sequence[ScoreRequest]], Sequence[Sequence[float]]]
+"""Log-probs of target tokens, one list a request: `LocalPolicy.score_now`, or the reference's."""
+
+
+def with_outcomes(groups: Iterable[Group], config: RewardConfig) -> list[Group]:
+    """The groups with R^T and the reported scores on every trajectory."""
+    return _map_trajectories(
+        groups,
+        lambda trajectory: dataclasses.replace(
+            trajectory,
+            reward=outcome_reward(trajectory, config),
+            scores=trajectory_scores(trajectory, config.mode),
+        ),
+    )
+
+
+def with_memory_rewards(
+    groups: Sequence[Group], probes: MemoryProbes, score: Score, config: MemoryConfig
+) -> list[Group]:
+    """The groups with P(answer | memory), the baseline and R^M on every turn that has a memory.
+
+    All requests of all trajectories go to the scorer at once, equal ones once.
+    Raises ValueError for a log-prob that is missing or not finite: exp(0) would be a perfect reward.
+    """
+    asked = {id(t): probes.of_trajectory(t) for group in groups for t in group.trajectories}
+    requests = list(
+        dict.fromkeys(
+            request
+            for turns in asked.values()
+            for turn in turns
+            for probe in (turn.memory, turn.baseline)
+            if probe is not None
+            for request in probe.requests
+        )
+    )
+    values = ProbeValues(dict(zip(requests, score(requests), strict=True)))
+
+    def credited(trajectory: Trajectory) -> Trajectory:
+        turns = zip(trajectory.turns, asked[id(trajectory)], strict=True)
+        return dataclasses.replace(
+            trajectory, turns=tuple(_credited(turn, probe, values, config) for turn, probe in turns)
+        )
+
+    return _map_trajectories(groups, credited)
+
+
+class ProbeValues:
+    """Values of probes from the log-probs of their requests."""
+
+    def __init__(self, logprobs: dict[ScoreRequest, Sequence[float]]) -> None:
+        self._logprobs = logprobs
+        self._known: dict[Probe, float] = {}
+
+    def log_probability(self, probe: Probe) -> float:
+        """Logarithm of P(answer | context), the best alias's; in (-inf, 0]."""
+        if probe not in self._known:
+            logprobs = pad_sequence(
+                [torch.tensor(self._logprobs[r], dtype=torch.float64) for r in probe.requests], True
+            )
+            objective = pad_sequence([torch.tensor(places) for places in probe.objectives], True, -1)
+            self._known[probe] = float(_log_values(logprobs, objective).max())
+        return self._known[probe]
+
+
+def _log_values(logprobs: Tensor, objective: Tensor) -> Tensor:
+    """Logarithm of `answer_value`, without underflow: one objective's mean log-prob is that logarithm itself."""
+    mask = objective >= 0
+    if int(objective.max()) == 0:
+        return answer_value(logprobs, mask, objective, value="logprob")
+    return answer_value(logprobs, mask, objective).log()
+
+
+def _credited(turn: Turn, probe: TurnProbes, values: ProbeValues, config: MemoryConfig) -> Turn:
+    if probe.memory is None:
+        return turn
+    log_memory = values.log_probability(probe.memory)
+    log_baseline = values.log_probability(probe.baseline) if probe.baseline is not None else None
+    memory, baseline = math.exp(log_memory), math.exp(log_baseline) if log_baseline is not None else 0.0
+    reward = memory - baseline if config.value == "probability" else log_memory - (log_baseline or 0.0)
+    return dataclasses.replace(
+        turn,
+        memory_probability=memory,
+        baseline=baseline,
+        memory_reward=reward - config.length_penalty * sum(turn.mem_mask),
+    )
+
+
+def _map_trajectories(groups: Iterable[Group], change: Callable[[Trajectory], Trajectory]) -> list[Group]:
+    return [Group(group.task, tuple(change(trajectory) for trajectory in group.trajectories)) for group in groups]

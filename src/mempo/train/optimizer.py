@@ -1,0 +1,61 @@
+"""AdamW with a schedule, and the step that refuses to take a bad gradient."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from mempo.config import OptimizerConfig
+from mempo.core import TrainingError
+
+
+def make_optimizer(model: torch.nn.Module, config: OptimizerConfig) -> AdamW:
+    """AdamW over the parameters that train; vectors (norms, biases) are not decayed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+
+
+def make_schedule(optimizer: AdamW, config: OptimizerConfig, total_steps: int) -> LambdaLR:
+    """The learning rate of each step; `total_steps` is where linear and cosine schedules reach 0."""
+    return LambdaLR(optimizer, lambda step: rate_factor(config, step, total_steps))
+
+
+def rate_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """What the peak learning rate is multiplied by in step `step` (from 0).
+
+    >>> [round(rate_factor(OptimizerConfig(schedule="linear", warmup_steps=2), step, 6), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    match config.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return max(0.0, 1.0 - done)
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def optimizer_step(model: torch.nn.Module, optimizer: AdamW, schedule: LambdaLR, config: OptimizerConfig) -> float:
+    """Clip the gradient, step, forget the gradient; the norm before clipping.
+
+    Raises TrainingError for a gradient that is not finite, and leaves the weights as they were.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    norm = float(torch.nn.utils.clip_grad_norm_(trained, config.max_grad_norm))
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise TrainingError(f"the gradient's norm is {norm}: no step was taken; lower optimizer.learning_rate")
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

@@ -1,0 +1,160 @@
+"""The training loop: rollout, credit, update, log; then evaluation and a checkpoint where they are due.
+
+Every draw is named (run seed, batch, task, rollout, turn), so the state of a run is its weights, its
+optimiser and the number of batches done: resuming needs no generator state.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from mempo.config import Config
+from mempo.core import Group, Task, TrainingError, derive_seed
+from mempo.policy.local import LocalPolicy
+from mempo.policy.scoring import score_targets
+from mempo.rewards.memory import MemoryProbes
+from mempo.rollout import Rollout, group_trajectories
+from mempo.train.batch import make_batch
+from mempo.train.credit import with_memory_rewards, with_outcomes
+from mempo.train.optimizer import make_optimizer, make_schedule
+from mempo.train.reference import Reference
+from mempo.train.update import update
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What one batch left: its trajectories with rewards, and its metrics."""
+
+    batch: int
+    groups: Sequence[Group]
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains a local policy with MemPO, one batch at a time.
+
+    The policy samples and scores with the very weights that are trained.
+    """
+
+    def __init__(
+        self,
+        policy: LocalPolicy,
+        rollout: Rollout,
+        probes: MemoryProbes,
+        tasks: Sequence[Task],
+        config: Config,
+        *,
+        starts_from_adapter: bool = False,
+    ) -> None:
+        if len(tasks) < config.train.batch_tasks:
+            raise TrainingError(
+                f"train.batch_tasks is {config.train.batch_tasks}, but there are only {len(tasks)} tasks"
+            )
+        self._policy, self._rollout, self._probes = policy, rollout, probes
+        self._tasks, self._config = tasks, config
+        self.optimizer: AdamW = make_optimizer(policy.model, config.optimizer)
+        self.schedule: LambdaLR = make_schedule(self.optimizer, config.optimizer, self.total_steps)
+        self.reference = Reference(policy.model, starts_from_adapter=starts_from_adapter)
+        self.batches_done = 0
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._policy.model
+
+    @property
+    def total_batches(self) -> int:
+        """Batches of the whole run; the tasks that fill no whole batch of an epoch are left out of it."""
+        batches = self._config.train.epochs * (len(self._tasks) // self._config.train.batch_tasks)
+        limit = self._config.train.max_batches
+        return batches if limit is None else min(batches, limit)
+
+    @property
+    def total_steps(self) -> int:
+        return self.total_batches * self._config.train.mini_batches * self._config.train.batch_epochs
+
+    async def run(self, on_batch: Callable[[BatchResult], bool | None] = lambda result: None) -> None:
+        """All batches that are left; ends early where `on_batch` returns False."""
+        while self.batches_done < self.total_batches:
+            result = await self.train_batch()
+            if on_batch(result) is False:
+                return
+
+    async def train_batch(self) -> BatchResult:
+        """One batch: G tries at each task, their rewards, one or more optimiser steps."""
+        config, batch = self._config, self.batches_done
+        clock = _Clock()
+        groups = await self._collect(self.batch_tasks(batch), derive_seed(config.seed, "rollout", batch))
+        clock.lap("rollout")
+        groups = with_outcomes(groups, config.reward)
+        if config.advantage.alpha > 0:
+            groups = self._with_memory_rewards(groups)
+        clock.lap("score")
+        rows = make_batch(
+            groups,
+            drop_truncated=config.loss.truncated == "exclude",
+            drop_equal_groups=config.advantage.drop_equal_groups,
+        )
+        metrics: dict[str, float] = {}
+        if len(rows):
+            torch.manual_seed(derive_seed(config.seed, "update", batch))  # dropout, where there is any
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, "mini_batches", batch))
+            metrics = update(
+                self.model, self.optimizer, self.schedule, rows, config, reference=self.reference, generator=generator
+            )
+        clock.lap("update")
+        self.batches_done += 1
+        return BatchResult(batch, groups, {**metrics, **clock.seconds, "train/rows": float(len(rows))})
+
+    def batch_tasks(self, batch: int) -> list[Task]:
+        """The tasks of a batch, the same however often the run was interrupted."""
+        per_epoch = len(self._tasks) // self._config.train.batch_tasks
+        epoch, place = divmod(batch, per_epoch)
+        order = list(range(len(self._tasks)))
+        if self._config.tasks.shuffle:
+            random.Random(derive_seed(self._config.seed, "epoch", epoch)).shuffle(order)
+        size = self._config.train.batch_tasks
+        return [self._tasks[index] for index in order[place * size : (place + 1) * size]]
+
+    async def _collect(self, tasks: Iterable[Task], seed: int) -> list[Group]:
+        tries = [(task, index) for task in tasks for index in range(self._config.rollout.group_size)]
+        order = {task.id: place for place, (task, _) in enumerate(tries)}
+        found = [
+            trajectory
+            async for trajectory in self._rollout.many(
+                tries, seed=seed, concurrency=self._config.rollout.concurrency, policy_step=self.batches_done
+            )
+        ]
+        return sorted(group_trajectories(found), key=lambda group: order[group.task.id])
+
+    def _with_memory_rewards(self, groups: Sequence[Group]) -> list[Group]:
+        memory = self._config.memory
+        if memory.scorer == "current":
+            return with_memory_rewards(groups, self._probes, self._policy.score_now, memory)
+        with self.reference.active(self.model) as scorer:
+            return with_memory_rewards(
+                groups,
+                self._probes,
+                lambda requests: score_targets(scorer, requests, batch_tokens=memory.batch_tokens),
+                memory,
+            )
+
+
+class _Clock:
+    """Seconds of each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[f"seconds/{phase}"] = now - self._last
+        self._last = now

@@ -1,0 +1,166 @@
+"""One batch becomes one or more optimiser steps.
+
+    advantages of the whole batch -> mini-batches by tasks -> micro-batches by tokens -> loss, backward -> step
+
+Token weights belong to the mini-batch and sum to 1 over it, so the loss is the sum over its micro-batches
+and does not depend on how they are cut.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from mempo.algo import clipped_tokens, kl_penalty, policy_loss, token_weights
+from mempo.config import Config
+from mempo.core import TrainingError
+from mempo.train.batch import Batch, batch_advantage
+from mempo.train.forward import micro_batches, response_logprobs
+from mempo.train.optimizer import optimizer_step
+from mempo.train.reference import Reference
+
+
+@dataclass
+class UpdateTotals:
+    """Sums over the tokens of an update; `metrics` makes means of them."""
+
+    steps: int = 0
+    grad_norm: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    largest_gap: float = 0.0
+
+    def add(self, key: str, values: Tensor, mask: Tensor) -> None:
+        self.sums[key] = self.sums.get(key, 0.0) + float(values[mask].sum())
+        self.counts[key] = self.counts.get(key, 0.0) + float(mask.sum())
+
+    def metrics(self) -> dict[str, float]:
+        means = {key: total / self.counts[key] for key, total in self.sums.items() if self.counts[key]}
+        return {
+            **means,
+            "train/steps": float(self.steps),
+            "train/grad_norm": self.grad_norm / max(1, self.steps),
+            "train/logprob_gap_max": self.largest_gap,
+        }
+
+
+def update(
+    model: PreTrainedModel,
+    optimizer: AdamW,
+    schedule: LambdaLR,
+    batch: Batch,
+    config: Config,
+    *,
+    reference: Reference,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Train on a batch; the metrics of it.
+
+    Raises TrainingError, before the weights change, where a loss is not finite: it names the row.
+    """
+    advantage, memory_part = batch_advantage(batch, config.advantage)
+    with reference.active(model) as scorer:
+        ref_logprobs = all_logprobs(scorer, batch, config) if config.loss.kl_beta else None
+    recompute = config.loss.old_logprobs == "recomputed"
+    old_logprobs = all_logprobs(model, batch, config) if recompute else batch.old_logprobs
+
+    totals = UpdateTotals()
+    model.train()
+    for _ in range(config.train.batch_epochs):
+        for places in batch.mini_batches(config.train.mini_batches, generator):
+            weights = token_weights(
+                batch.response_mask[places], batch.trajectory[places], weighting=config.loss.aggregation
+            )
+            for part in micro_batches([batch.rows[place] for place in places], config.optimizer.micro_batch_tokens):
+                rows = places[part]
+                loss = _loss(
+                    model, batch, rows, weights[part], advantage[rows], old_logprobs[rows],
+                    None if ref_logprobs is None else ref_logprobs[rows], config, totals,
+                )  # fmt: skip
+                loss.backward()  # type: ignore[no-untyped-call]
+            totals.grad_norm += optimizer_step(model, optimizer, schedule, config.optimizer)
+            totals.steps += 1
+    model.eval()
+    metrics = totals.metrics()
+    metrics["advantage/memory_abs"] = _mean(memory_part.abs(), batch.mem_mask)
+    metrics["advantage/abs"] = _mean(advantage.abs(), batch.response_mask)
+    metrics["train/learning_rate"] = float(schedule.get_last_lr()[0])
+    return metrics
+
+
+@torch.no_grad()
+def all_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> Tensor:
+    """`[turn, token]`: log-probs of all sampled tokens under a model, without gradient."""
+    result = torch.zeros_like(batch.old_logprobs)
+    for part in micro_batches(batch.rows, config.optimizer.micro_batch_tokens):
+        with _autocast(model, config):
+            scores = response_logprobs(model, [batch.rows[p] for p in part], temperature=config.rollout.temperature)
+        result[torch.tensor(part), : scores.logprobs.shape[1]] = scores.logprobs.cpu()
+    return result
+
+
+def _loss(
+    model: PreTrainedModel,
+    batch: Batch,
+    rows: Tensor,
+    weights: Tensor,
+    advantage: Tensor,
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    config: Config,
+    totals: UpdateTotals,
+) -> Tensor:
+    """The loss of one micro-batch: its share of the mini-batch's."""
+    with _autocast(model, config):
+        scores = response_logprobs(model, [batch.rows[row] for row in rows], temperature=config.rollout.temperature)
+    logprobs = scores.logprobs
+    width, device = logprobs.shape[1], logprobs.device
+    mask, mem_mask = batch.response_mask[rows, :width], batch.mem_mask[rows, :width]
+    old = old_logprobs[:, :width].to(device)
+    weights, advantage = weights[:, :width].to(device), advantage[:, :width].to(device)
+    clips = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+
+    loss = policy_loss(logprobs, old, advantage, weights, **clips)
+    if ref_logprobs is not None:
+        kl = kl_penalty(logprobs, ref_logprobs[:, :width].to(device), mask.to(device), estimator=config.loss.kl)
+        loss = loss + config.loss.kl_beta * (weights * kl).sum()
+        totals.add("train/kl", kl.detach().cpu(), mask)
+    _check_finite(loss, logprobs, batch, rows)
+
+    detached = logprobs.detach().cpu()
+    clipped = clipped_tokens(detached, old.cpu(), advantage.cpu(), mask, **clips).float()
+    totals.add("train/entropy", scores.entropy.cpu(), mask)
+    totals.add("train/entropy_memory", scores.entropy.cpu(), mem_mask)
+    totals.add("train/clip_fraction_memory", clipped, mem_mask)
+    totals.add("train/clip_fraction_other", clipped, mask & ~mem_mask)
+    if totals.steps == 0:
+        gap = (detached - batch.old_logprobs[rows, :width]).abs()
+        totals.add("train/logprob_gap", gap, mask)
+        totals.largest_gap = max(totals.largest_gap, float(gap[mask].max()))
+    return loss
+
+
+def _check_finite(loss: Tensor, logprobs: Tensor, batch: Batch, rows: Tensor) -> None:
+    if torch.isfinite(loss):
+        return
+    bad = (~torch.isfinite(logprobs)).any(1).nonzero()[:, 0].tolist() or range(len(rows))
+    names = ", ".join(
+        f"trajectory {int(batch.trajectory[rows[i]])} turn {int(batch.turn_index[rows[i]])}" for i in list(bad)[:5]
+    )
+    raise TrainingError(f"the loss is {float(loss)}; no step was taken. Rows concerned: {names}")
+
+
+def _autocast(model: PreTrainedModel, config: Config) -> AbstractContextManager[object]:
+    if not config.optimizer.autocast_bfloat16:
+        return nullcontext()
+    return torch.autocast(model.device.type, dtype=torch.bfloat16)
+
+
+def _mean(values: Tensor, mask: Tensor) -> float:
+    return float(values[mask].mean()) if bool(mask.any()) else 0.0
