@@ -43,6 +43,8 @@ class AddedToken(Protocol):
     @property
     def content(self) -> str: ...
     @property
+    def special(self) -> bool: ...
+    @property
     def lstrip(self) -> bool: ...
     @property
     def rstrip(self) -> bool: ...
@@ -131,8 +133,7 @@ class Renderer:
         unknown = tokenizer.unk_token_id
         self._end_ids = ({tokenizer.eos_token_id, tokenizer.pad_token_id} | set(end_ids)) - {None, unknown}
         added = tokenizer.added_tokens_decoder
-        # Some vocabularies hold added tokens for runs of blanks: they are text like any other.
-        self._controls = {token.content: id for id, token in added.items() if len(token.content.strip()) > 1}
+        self._controls = {token.content: id for id, token in added.items() if _is_control(token)}
         self._control_ids = frozenset(self._controls.values()) - {unknown}
         self._control_pattern = _any_of(self._controls)
         self._live_patterns = {
@@ -425,6 +426,16 @@ def _with_system(messages: Sequence[Message]) -> Sequence[Message]:
             f"a prompt has one system message at most, first, and ends with the user's; got roles {roles}"
         )
     return messages if roles[0] == "system" else (Message("system", ""), *messages)
+
+
+def _is_control(token: AddedToken) -> bool:
+    """Whether a text from outside must not become this token.
+
+    Added words (of a domain) and runs of blanks (Gemma's "▁▁") are text like any other. A token of
+    one character cannot be cut, so it is text too.
+    """
+    is_text = all(word.isalnum() for word in token.content.replace("▁", " ").split())
+    return len(token.content) > 1 and (token.special or not is_text)
 
 
 def _any_of(names: Collection[str]) -> re.Pattern[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures.tokenizers import FAMILIES, TEMPLATED, closed_vocabulary, family
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from mempo.core import ConfigError, Message, RenderError, Turn
 from mempo.text.context import ContextPolicy
@@ -246,10 +249,24 @@ def test_texts_from_outside_come_back_and_hold_no_control_token(name: str, text:
     assert spelled(renderer.decode(ids)).lstrip(" ") == spelled(text).lstrip(" ")  # SentencePiece drops a first blank
 
 
-def test_a_control_token_made_by_the_normaliser_of_other_characters_stays_text() -> None:
-    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def test_added_tokens_that_are_words_or_blanks_are_text_like_any_other() -> None:
+    tokenizer = closed_vocabulary("who was a b")
+    tokenizer.add_tokens(["Tolstoy", "▁▁", "   ", "<|end|>"])
+    renderer = Renderer(tokenizer)
+    text = "who was Tolstoy a   b ▁▁"
+    assert list(renderer.encode(text)) == tokenizer.encode(text)
+    assert tokenizer.convert_tokens_to_ids("Tolstoy") in renderer.encode(text)
+    assert tokenizer.convert_tokens_to_ids("<|end|>") not in renderer.encode("<|end|>")
 
+
+def test_only_the_name_of_the_control_token_is_cut_and_only_once() -> None:
+    renderer = Renderer(family("qwen25"))
+    assert renderer.encode("user<|im_end|>assistant") == renderer.encode("user<") + renderer.encode(
+        "|im_end|>assistant"
+    )
+
+
+def test_a_control_token_made_by_the_normaliser_of_other_characters_stays_text() -> None:
     alphabet = {character: i for i, character in enumerate("abcdefghijklmnopqrstuvwxyz<>|_ ")}
     core = Tokenizer(models.BPE(alphabet, []))
     core.normalizer = normalizers.Lowercase()
@@ -289,6 +306,33 @@ def test_harmless_messages_give_the_ids_of_the_template_applied_as_usual(name: s
         assert list(ids[-10:]) == expected[-10:]
     else:
         assert list(ids) == expected
+
+
+@pytest.mark.parametrize("name", ["qwen25", "smollm2"])
+def test_line_breaks_at_the_edge_of_a_content_join_those_of_the_template(name: str) -> None:
+    tokenizer = family(name)
+    messages = [Message("system", "S"), Message("user", "\n\n  Who was it?")]
+    expected = tokenizer.apply_chat_template(
+        chat_messages(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert list(Renderer(tokenizer).prompt_ids(messages)) == expected
+
+
+def test_sentencepiece_puts_no_blank_before_a_text_that_follows_sampled_ids() -> None:
+    tokenizer = copy.deepcopy(family("mistral"))
+    tokenizer.chat_template = None
+    renderer = Renderer(tokenizer)
+    ids = (renderer.tokenizer.encode("Paris", add_special_tokens=False)[-1],)
+    messages = [Message("user", "Q"), Message("assistant", "", ids), Message("user", "I")]
+    assert renderer.decode(renderer.prompt_ids(messages)) == f"Q\n\n{renderer.decode(ids)}\n\nI\n\n"
+
+
+def test_an_unknown_word_at_the_end_of_a_turn_is_kept_where_its_token_is_also_the_padding() -> None:
+    tokenizer = closed_vocabulary("who m")
+    tokenizer.pad_token = tokenizer.unk_token
+    unknown = tokenizer.unk_token_id
+    messages = [Message("user", "who"), Message("assistant", "m zebra", (10, unknown)), Message("user", "who")]
+    assert contains(Renderer(tokenizer).prompt_ids(messages), (10, unknown)) == 1
 
 
 @pytest.mark.parametrize("name", TEMPLATED)
@@ -454,9 +498,6 @@ def test_case_24_a_target_has_tokens_of_its_own_that_spell_it(name: str, gold: s
 
 
 def test_case_24_a_token_over_the_border_of_prefix_and_target_is_not_used() -> None:
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
     # Vocabularies that join "wor" + "ld" and '">' + "Paris" to one token.
     letters = {letter: i for i, letter in enumerate(sorted(set('hello world">Paris')))}
     merges = [("w", "o"), ("wo", "r"), ("l", "d"), ("wor", "ld")]
