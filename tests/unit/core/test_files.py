@@ -46,8 +46,11 @@ def test_bytes_are_written_as_they_are_and_gz_is_compressed(tmp_path: Path, name
     assert (gzip.decompress(content) if name.endswith("gz") else content) == b"\x00\xff\r\n"
 
 
-def test_equal_content_gives_equal_gz_bytes(tmp_path: Path) -> None:
-    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+def test_equal_content_gives_equal_gz_bytes_whatever_name_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, now in (("a.jsonl.gz", 1e9), ("b.jsonl.gz", 2e9)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
         write_jsonl(tmp_path / name, [{"a": "é"}])
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 

@@ -83,6 +83,12 @@ def test_case_77_no_items_give_no_tasks_and_too_few_items_are_the_remainder() ->
     assert (made.tasks, made.remainder) == ((), 2)
 
 
+@pytest.mark.parametrize("objectives", [1, 16])
+def test_one_and_sixteen_objectives_are_allowed(objectives: int) -> None:
+    [task, *_] = compose([item(str(i)) for i in range(16)], objectives).tasks
+    assert len(task.objectives) == objectives
+
+
 @pytest.mark.parametrize("objectives", [0, 17, -1])
 def test_objectives_out_of_range_are_refused(objectives: int) -> None:
     with pytest.raises(ConfigError, match=f"1 to 16, not {objectives}"):

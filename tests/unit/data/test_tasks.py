@@ -148,6 +148,12 @@ def test_a_verl_question_that_does_not_split_into_as_many_as_the_golds_is_an_err
         read_tasks(write_rows(tmp_path / "a.jsonl", row))
 
 
+def test_a_semicolon_inside_a_verl_question_does_not_split_it(tmp_path: Path) -> None:
+    row = VERL | {"question": "who built it; and why?; when?"}
+    [task] = read_tasks(write_rows(tmp_path / "a.jsonl", row))
+    assert [objective.question for objective in task.objectives] == ["who built it; and why?", "when?"]
+
+
 def test_fields_that_we_do_not_know_are_kept_in_meta(tmp_path: Path) -> None:
     row = OWN | {"gold_kind": "annotated", "meta": {"hops": 2}}
     [task] = read_tasks(write_rows(tmp_path / "a.jsonl", row))
