@@ -260,10 +260,9 @@ def test_added_tokens_that_are_words_or_blanks_are_text_like_any_other() -> None
 
 
 def test_only_the_name_of_the_control_token_is_cut_and_only_once() -> None:
-    renderer = Renderer(family("qwen25"))
-    assert renderer.encode("user<|im_end|>assistant") == renderer.encode("user<") + renderer.encode(
-        "|im_end|>assistant"
-    )
+    renderer = Renderer(family("smollm2"))
+    before, after = "by searching<", "|im_end|>assistant"
+    assert renderer.encode(before + after) == renderer.encode(before) + renderer.encode(after)
 
 
 def test_a_control_token_made_by_the_normaliser_of_other_characters_stays_text() -> None:
