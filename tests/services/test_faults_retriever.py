@@ -26,6 +26,9 @@ ROWS = [
 ]
 Client = Callable[..., HttpRetriever]
 
+SLACK_SECONDS = 1.0
+"""For a machine that is busy with other tests: what is excluded is a search that hangs."""
+
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -90,7 +93,7 @@ async def test_a_run_survives_the_sigkill_and_the_restart_of_its_server(index: s
     assert failures, "the server was gone for 0.3 s and more"
     assert all(outcome == ["3"] for outcome, _ in outcomes if not isinstance(outcome, RetrievalError))
     assert all(outcome == ["3"] for outcome, _ in outcomes[-8:])
-    assert max(seconds for _, seconds in outcomes) < search.deadline_seconds + 1.0
+    assert max(seconds for _, seconds in outcomes) < search.deadline_seconds + SLACK_SECONDS
     assert search.counters["failed_searches"] == len(failures)
 
 
@@ -113,7 +116,7 @@ async def test_a_frozen_server_costs_the_deadline_and_no_more(index: str, client
         server.send(signal.SIGSTOP)
         outcomes = await asyncio.gather(*(timed(search, f"Rome {number}") for number in range(8)))
         assert all(isinstance(outcome, RetrievalError) for outcome, _ in outcomes)
-        assert max(seconds for _, seconds in outcomes) < search.deadline_seconds + 1.0
+        assert max(seconds for _, seconds in outcomes) < search.deadline_seconds + SLACK_SECONDS
         server.send(signal.SIGCONT)
         assert await ids(search, "Rome") == ["2"]
 
@@ -163,7 +166,7 @@ async def test_case_47_nonsense_is_an_error_in_time_and_the_next_search_works(cl
         search = client(server.url, retries=0)
         outcome, seconds = await timed(search, "first")
         assert isinstance(outcome, RetrievalError)
-        assert seconds < search.deadline_seconds + 1.0
+        assert seconds < search.deadline_seconds + SLACK_SECONDS
         assert search.counters["failed_searches"] == 1
         assert await ids(search, "second") == ["1"]
 

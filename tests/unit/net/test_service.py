@@ -114,7 +114,7 @@ async def test_no_call_outlives_its_deadline(service: Service, reply: Reply) -> 
         started = time.monotonic()
         with pytest.raises(CallError, match=r"no answer within 0\.3 s"):
             await client.get("/", same)
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 5.0
 
 
 async def test_a_deadline_shorter_than_all_attempts_cuts_them(service: Service) -> None:
@@ -123,7 +123,7 @@ async def test_a_deadline_shorter_than_all_attempts_cuts_them(service: Service) 
         started = time.monotonic()
         with pytest.raises(CallError, match="after 2 attempts "):  # of 0.3 s and of what is left, 0.2 s
             await client.get("/", same)
-        assert 0.5 <= time.monotonic() - started < 2.0
+        assert 0.5 <= time.monotonic() - started < 5.0
 
 
 async def test_retry_after_is_kept_to(service: Service) -> None:
@@ -138,7 +138,7 @@ async def test_a_retry_after_beyond_the_deadline_ends_the_call_at_once(service: 
         started = time.monotonic()
         with pytest.raises(CallError, match="after 1 attempt "):
             await service(server.url).get("/", same)
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 5.0
 
 
 def test_retry_after_dates_are_relative_to_now() -> None:

@@ -58,7 +58,7 @@ async def test_pages_that_do_not_arrive_in_time_are_given_up(reply: Reply) -> No
         started = time.monotonic()
         with pytest.raises(ToolError, match=r"within 0\.5 s"):
             await fetcher(timeout_seconds=0.5).fetch(server.url)
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 5.0
 
 
 @pytest.mark.parametrize(
