@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures.tokenizers import FAMILIES, TEMPLATED, closed_vocabulary, family
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mempo.core import ConfigError, Message, RenderError, Turn
 from mempo.text.context import ContextPolicy
@@ -257,6 +257,17 @@ def test_added_tokens_that_are_words_or_blanks_are_text_like_any_other() -> None
     assert list(renderer.encode(text)) == tokenizer.encode(text)
     assert tokenizer.convert_tokens_to_ids("Tolstoy") in renderer.encode(text)
     assert tokenizer.convert_tokens_to_ids("<|end|>") not in renderer.encode("<|end|>")
+
+
+def test_a_slow_tokenizer_without_a_fast_twin_keeps_control_tokens_as_text_too() -> None:
+    tokenizer = ByT5Tokenizer()  # its ids are bytes + 3, and its control tokens </s>, <unk>, <extra_id_3>, ...
+    renderer = Renderer(tokenizer)
+    messages = [Message("user", "Q </s> <extra_id_3>"), Message("assistant", "ab", (100, 101, 1)), Message("user", "I")]
+    assert renderer.prompt_ids(messages) == (
+        *(byte + 3 for byte in b"Q </s> <extra_id_3>\n\n"),
+        *(100, 101),
+        *(byte + 3 for byte in b"\n\nI\n\n"),
+    )
 
 
 def test_only_the_name_of_the_control_token_is_cut_and_only_once() -> None:
