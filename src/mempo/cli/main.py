@@ -30,6 +30,8 @@ COMMANDS: dict[str, Command] = {
     "data check": Command("mempo.cli.data:check", "say what is in task files, and what is wrong with them"),
     "data convert": Command("mempo.cli.data:convert", "write a task file of any known format as JSON lines or parquet"),
     "data compose": Command("mempo.cli.data:compose_files", "make tasks of several questions out of single ones"),
+    "data world": Command("mempo.cli.world:world", "make a fictional encyclopedia, and tasks about it"),
+    "data teach": Command("mempo.cli.world:teach", "let a scripted searcher play tasks: cold-start trajectories"),
     "score": Command("mempo.cli.score:run", "score a file of answers against a task file: EM and F1 with intervals"),
 }
 

@@ -16,6 +16,7 @@ from mempo.core.files import read_jsonl
 from mempo.data.tasks import read_tasks
 from mempo.data.teacher import Flaws, Teacher, TeacherState
 from mempo.data.world import (
+    OpenWorld,
     closed_vocabulary,
     closed_worlds,
     facts_kept,
@@ -96,6 +97,17 @@ async def test_it_searches_in_the_order_of_the_task_and_answers_in_the_order_of_
         assert calls == [needed[index] for index in world.task.meta["order"]]
         seen.add(tuple(world.task.meta["order"]))
     assert seen == {(0, 1), (1, 0)}
+
+
+async def test_a_flawless_teacher_answers_open_tasks_of_every_shape() -> None:
+    retrieval = pytest.importorskip("mempo.retrieval.memory")
+    world = OpenWorld(0, 1000)
+    retriever = retrieval.MemoryRetriever(world.passages())
+    trajectories = [await Teacher().run(task, retriever) for task in world.tasks(200, objectives=2)]
+    assert exact(trajectories) >= 0.98
+    assert all(trajectory.well_formed for trajectory in trajectories)
+    lengths = [facts_kept(t.turns[-1].memory, t.task, bridges=True) for t in trajectories]
+    assert sum(lengths) / len(lengths) >= 0.98
 
 
 # --- every trajectory, flawed or not ---

@@ -6,16 +6,23 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.core import ConfigError, DataError, Task, ToolCall
+from mempo.core.files import read_jsonl
+from mempo.data.check import check_task
 from mempo.data.world import (
     FALLBACK_CHARACTERS,
     ClosedWorld,
+    OpenWorld,
+    Split,
     closed_capacity,
     closed_pattern,
     closed_vocabulary,
@@ -28,10 +35,13 @@ from mempo.data.world import (
     split_words,
     states,
 )
+from mempo.data.world.closed import TAILS
+from mempo.data.world.names import _CODAS, _ENDINGS, _ONSETS, JOINTS, invented_name, word_count
 from mempo.text.passages import render_passages
 from mempo.text.tags import render_turn, wrap_information
 
 CLOSED_GOLDEN = "d97d7be32e6cf1f1"
+OPEN_GOLDEN = "2a6893c320ebd15c"
 
 
 CLOSED_DIGEST_CODE = """
@@ -41,6 +51,17 @@ from mempo.core.files import render_json
 from mempo.data.world import closed_worlds
 worlds = [*closed_worlds(7, 20), *closed_worlds(7, 20, objectives=3, split="eval", shuffled=True)]
 print(hashlib.sha256("\\n".join(render_json(asdict(world)) for world in worlds).encode()).hexdigest()[:16])
+"""
+
+
+OPEN_DIGEST_CODE = """
+import hashlib
+from dataclasses import asdict
+from mempo.core.files import render_json
+from mempo.data.world import OpenWorld
+worlds = [OpenWorld(7, 120), OpenWorld(7, 120, "eval")]
+rows = [row for world in worlds for row in (*world.passages(), *world.tasks(20, objectives=3, shuffled=True))]
+print(hashlib.sha256("\\n".join(render_json(asdict(row)) for row in rows).encode()).hexdigest()[:16])
 """
 
 
@@ -221,3 +242,166 @@ def test_a_task_without_a_plan_is_refused_by_name() -> None:
 
 def test_notes_end_at_semicolons_and_lines() -> None:
     assert split_notes(" a ;b\nc;; ") == ["a", "b", "c"]
+
+
+# --- the open world ---
+
+
+def plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "123"])
+def test_the_open_world_of_a_seed_has_the_same_bytes_whatever_python_hashes(hash_seed: str) -> None:
+    assert run_python(OPEN_DIGEST_CODE, hash_seed).strip() == OPEN_GOLDEN
+
+
+def test_passages_have_one_to_five_sentences_and_a_title_of_their_own() -> None:
+    passages = list(OpenWorld(0, 5000).passages())
+    assert len(passages) == 5000
+    assert len({passage.title for passage in passages}) == len({passage.id for passage in passages}) == 5000
+    sentences = Counter(len(re.findall(r"\.(?: |$)", passage.text)) for passage in passages)
+    assert set(sentences) == {1, 2, 3, 4, 5}
+    assert all(passage.title in passage.text for passage in passages)
+
+
+def test_every_fact_of_a_plan_stands_in_one_sentence_of_its_passage() -> None:
+    world = OpenWorld(3, 500)
+    texts = {passage.title: passage.text for passage in world.passages()}
+    for task in world.tasks(300, objectives=2):
+        for objective, plan in zip(task.objectives, read_plans(task), strict=True):
+            assert set(objective.supporting_titles) == {fact.title for fact in plan.facts}
+            for fact in plan.facts:
+                sentences = re.split(r"(?<=\.) ", texts[fact.title])
+                assert any(states(f"{fact.title} {sentence}", fact) for sentence in sentences)
+
+
+def test_chains_hang_together_and_the_question_names_only_their_beginning() -> None:
+    world, lengths = OpenWorld(3, 500), Counter[int]()
+    for task in world.tasks(400, objectives=1):
+        [plan], [objective] = read_plans(task), task.objectives
+        for facts in plan.chains:
+            lengths[len(facts)] += 1
+            assert facts[0].title in objective.question
+            for fact, following in pairwise(facts):
+                assert fact.value == following.title
+                assert following.title not in objective.question.replace(facts[0].title, "")
+        if len(plan.chains) == 1 and objective.answers[0] not in ("yes", "no"):
+            assert objective.answers[0] == plan.facts[-1].value
+            assert plain(objective.answers[0]) not in plain(objective.question)
+    assert set(lengths) == {1, 2, 3, 4}
+
+
+def test_comparisons_are_decided_by_the_values_of_the_plan() -> None:
+    seen = 0
+    for task in OpenWorld(3, 500).tasks(400, objectives=1):
+        [plan], [objective] = read_plans(task), task.objectives
+        if len(plan.chains) == 2 and objective.answers[0] not in ("yes", "no"):
+            first, second = plan.deciding
+            larger = "longer" in objective.question or "more inhabitants" in objective.question
+            winner = max(plan.deciding, key=lambda fact: int(fact.value) * (1 if larger else -1))
+            assert first.value != second.value
+            assert objective.answers[0] == winner.title
+            seen += 1
+    assert seen > 40
+
+
+def test_yes_and_no_are_both_asked_for_and_follow_from_the_plan() -> None:
+    answers: Counter[str] = Counter()
+    for task in OpenWorld(3, 500).tasks(600, objectives=1):
+        [plan], [objective] = read_plans(task), task.objectives
+        if objective.answers[0] not in ("yes", "no"):
+            continue
+        answers[objective.answers[0]] += 1
+        values = [fact.value for fact in plan.deciding]
+        agrees = len(set(values)) == 1 if len(values) == 2 else values[0] in objective.question
+        assert objective.answers == (("yes",) if agrees else ("no",))
+    # About a fifth of 600, nearly even: each is far above 25.
+    assert min(answers["yes"], answers["no"]) > 25
+
+
+def test_answers_have_aliases_that_name_the_same_thing() -> None:
+    answers = [task.objectives[0].answers for task in OpenWorld(0, 500).tasks(200, objectives=1)]
+    assert any(len(aliases) == 2 and aliases[0].split()[-1] == aliases[1] for aliases in answers)  # a last name
+    assert any(len(aliases) == 2 and aliases[0] == aliases[1].replace(",", "") for aliases in answers)  # 12,400
+
+
+def test_tasks_are_tasks_by_the_scorer_that_will_score_them() -> None:
+    for task in OpenWorld(0, 500).tasks(100, objectives=4):
+        assert len({objective.question for objective in task.objectives}) == 4
+        assert not [finding for finding in check_task(task) if finding.fatal]
+
+
+def test_train_and_eval_of_the_open_world_share_no_word_of_a_name() -> None:
+    def invented(split: Split) -> set[str]:
+        joints = "|".join(JOINTS[split])
+        text = " ".join(f"{passage.title} {passage.text}" for passage in OpenWorld(0, 2000, split).passages())
+        return {word for word in re.findall(r"\w+", text) if re.search(joints, word)}
+
+    train, unseen = invented("train"), invented("eval")
+    assert len(train) > 2000
+    assert len(unseen) > 2000
+    assert not train & unseen
+
+
+@pytest.mark.parametrize("kind", ["person", "town", "region", "river", "company", "book", "school"])
+def test_a_name_belongs_to_one_number_and_splits_have_the_names_of_their_joints(kind: str) -> None:
+    numbers = [*range(3000), *range(word_count(kind) - 3000, word_count(kind))]
+    for split in ("train", "eval"):
+        names = {invented_name(5, split, kind, number) for number in numbers}
+        assert len(names) == len(numbers)
+        assert all(any(joint in word.lower() for joint in JOINTS[split]) for name in names for word in name.split())
+    with pytest.raises(ConfigError, match="make a smaller world"):
+        invented_name(5, "train", kind, word_count(kind))
+
+
+def test_a_word_falls_into_its_parts_in_one_way_only() -> None:
+    # The one place where two consonant parts meet is a coda before an onset.
+    assert len({coda + onset for coda in _CODAS for onset in _ONSETS}) == len(_CODAS) * len(_ONSETS)
+    # After the last onset stands the ending: those of all kinds differ as wholes.
+    endings = [ending for kind in _ENDINGS.values() for ending in kind]
+    assert len(set(endings)) == len(endings)
+
+
+def test_a_world_is_streamed_in_the_memory_of_a_block() -> None:
+    list(islice(OpenWorld(0, 10**6).passages(), 100))  # what is imported and cached once
+    tracemalloc.start()
+    try:
+        for _ in islice(OpenWorld(0, 10**6).passages(), 5000):
+            pass
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 5000 passages are 2 MB of text objects; a block of 50 with its statements is about 0.1 MB.
+    assert peak_bytes < 600_000
+
+
+def test_a_task_and_a_passage_do_not_depend_on_how_many_are_made() -> None:
+    small, large = OpenWorld(1, 200), OpenWorld(1, 330)
+    assert list(small.passages()) == list(large.passages())[:200]
+    assert list(large.tasks(3)) == list(large.tasks(9))[:3]
+
+
+@pytest.mark.parametrize(("objectives", "hops"), [(0, (1,)), (1, ()), (1, (5,))])
+def test_impossible_open_tasks_are_refused(objectives: int, hops: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="hops of 1 to 4"):
+        next(OpenWorld(0, 50).tasks(1, objectives=objectives, hops=hops))
+
+
+def test_less_than_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 50 passages"):
+        OpenWorld(0, 49)
+
+
+@pytest.mark.data
+def test_no_real_title_holds_a_joint_so_none_is_a_name_of_a_world(shared_data: Path) -> None:
+    titles = {
+        row["title"].casefold()
+        for file in ("corpus.jsonl", "corpus_extra.jsonl")
+        for _, row in read_jsonl(shared_data / file)
+    }
+    joints = [*JOINTS["train"], *JOINTS["eval"], *(f"x{tail[0]}" for tail in TAILS)]
+    assert not [title for title in titles if any(joint in title for joint in joints)]
+    made = {passage.title.casefold() for passage in OpenWorld(0, 2000).passages()}
+    made |= {passage.title.casefold() for world in closed_worlds(0, 500) for passage in world.passages}
+    assert not made & titles

@@ -14,6 +14,7 @@ from mempo.data.world.closed import (
     split_words,
 )
 from mempo.data.world.draw import Draw
+from mempo.data.world.open import MAX_HOPS, OpenWorld
 from mempo.data.world.plan import (
     Fact,
     Plan,
@@ -30,12 +31,14 @@ from mempo.data.world.plan import (
 __all__ = [
     "DONE",
     "FALLBACK_CHARACTERS",
+    "MAX_HOPS",
     "NEXT",
     "NOTHING",
     "UNKNOWN",
     "ClosedWorld",
     "Draw",
     "Fact",
+    "OpenWorld",
     "Plan",
     "Split",
     "closed_capacity",

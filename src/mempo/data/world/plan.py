@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
@@ -57,6 +58,7 @@ class Plan:
         return tuple(facts[-1] for facts in self.chains)
 
 
+@lru_cache(maxsize=1 << 14)  # the same few notes and facts are compared again and again
 def words(text: str) -> frozenset[str]:
     """The lower-case words of a text.
 
