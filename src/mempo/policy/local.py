@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from mempo.policy.models import end_token_ids, load_model, load_tokenizer
 from mempo.policy.sampling import Endings, Row, Sampled, sample_rows
 from mempo.policy.scoring import score_targets
 from mempo.text.masks import token_offsets
-from mempo.text.render import Renderer
+from mempo.text.render import Layout, Renderer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,15 +78,23 @@ class LocalPolicy:
         self._pending: list[_Pending] = []
         self._arrived: asyncio.Event | None = None
         self._worker: asyncio.Task[None] | None = None
-        self._cancelled = False
 
     @classmethod
     def load(
-        cls, path: str, *, dtype: str = "float32", device: str = "cpu", adapter: str | None = None, **options: Any
+        cls,
+        path: str,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        adapter: str | None = None,
+        layout: Layout = "conversation",
+        **options: Any,
     ) -> LocalPolicy:
-        """The model and tokenizer of a folder, a hub name or `bundled:smollm2`."""
+        """The model and tokenizer of a folder, a hub name or `bundled:smollm2`; `options` go to the constructor."""
         model = load_model(path, dtype=dtype, device=device, adapter=adapter)
-        return cls(model, Renderer(load_tokenizer(path)), name=path, **options)
+        tokenizer = load_tokenizer(path)
+        renderer = Renderer(tokenizer, layout, end_ids=end_token_ids(model, tokenizer))
+        return cls(model, renderer, **{"name": path, **options})
 
     @property
     def name(self) -> str:
@@ -107,13 +116,16 @@ class LocalPolicy:
     async def generate(self, request: GenerationRequest) -> Generation:
         prompt_ids = self.renderer.prompt_ids(request.messages)
         row = self._row(request, prompt_ids)
-        future: asyncio.Future[tuple[Sampled, float]] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(row, future))
+        pending = _Pending(row, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
         self._wake()
         if self._worker is None or self._worker.done():
-            self._cancelled = False
             self._worker = asyncio.create_task(self._drain())
-        sampled, seconds = await future
+        try:
+            sampled, seconds = await pending.future
+        finally:
+            if pending in self._pending:  # cancelled before its batch began
+                self._pending.remove(pending)
         return self._generation(prompt_ids, sampled, seconds)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
@@ -131,18 +143,20 @@ class LocalPolicy:
         return len(self.renderer.encode(text))
 
     def cut_tokens(self, text: str, max_tokens: int) -> str:
-        ids = self.renderer.encode(text)
-        if len(ids) <= max_tokens:
+        if self.count_tokens(text) <= max_tokens:
             return text
-        offsets = token_offsets(ids, self.renderer)
-        # A character may be spread over tokens: keep those that end before the first token left out begins.
-        return text[: offsets[max_tokens][0]]
+        # By characters, not by the tokens' own edges: a token may hold a part of a character, and a
+        # vocabulary that does not know one spells it in another length.
+        lengths = range(len(text))
+        return text[: bisect.bisect_right(lengths, max_tokens, key=lambda length: self.count_tokens(text[:length])) - 1]
 
     async def aclose(self) -> None:
-        self._cancelled = True
+        """Fail what waits or runs; the policy can be used again."""
         if self._worker is not None:
             self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
             self._worker = None
+        _fail(self._pending, "the policy was closed")
 
     def _row(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Row:
         length = len(prompt_ids)
@@ -160,8 +174,7 @@ class LocalPolicy:
         return Row(prompt_ids, room, request.seed, request.temperature, request.top_p, request.top_k, request.stop)
 
     def _generation(self, prompt_ids: tuple[int, ...], sampled: Sampled, seconds: float) -> Generation:
-        if sampled.finish is None:
-            raise PolicyError("generation was cancelled")
+        assert sampled.finish is not None, "a row is cut short only where nobody waits for it"
         shown = sampled.token_ids
         if shown and shown[-1] in self._endings.end_ids:
             shown = shown[:-1]
@@ -208,28 +221,38 @@ class LocalPolicy:
     async def _run(self, batch: list[_Pending]) -> None:
         started = time.perf_counter()
         try:
-            results = await asyncio.to_thread(self._sample, [pending.row for pending in batch])
-        except (RuntimeError, ArithmeticError) as error:  # a failing model fails these rows, not the program
-            for pending in batch:
-                if not pending.future.done():
-                    pending.future.set_exception(PolicyError(f"the model failed: {error}"))
+            results = await asyncio.to_thread(self._sample, batch)
+        except asyncio.CancelledError:
+            _fail(batch, "the policy was closed")
+            raise
+        except Exception as error:  # noqa: BLE001  a failing model fails these rows, not the program
+            _fail(batch, f"the model failed: {type(error).__name__}: {error}")
             return
         seconds = time.perf_counter() - started
         for pending, sampled in zip(batch, results, strict=True):
             if not pending.future.done():
                 pending.future.set_result((sampled, seconds))
 
-    def _sample(self, rows: list[Row]) -> list[Sampled]:
+    def _sample(self, batch: list[_Pending]) -> list[Sampled]:
+        def nobody_waits() -> bool:
+            return all(pending.future.done() for pending in batch)
+
         def run(part: list[Row]) -> list[Sampled]:
-            return sample_rows(self.model, part, self._endings, cancelled=lambda: self._cancelled)
+            return sample_rows(self.model, part, self._endings, cancelled=nobody_waits)
 
-        return halve_when_out_of_memory(run, rows)
+        return halve_when_out_of_memory(run, [pending.row for pending in batch])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
     row: Row
     future: asyncio.Future[tuple[Sampled, float]]
+
+
+def _fail(batch: Sequence[_Pending], reason: str) -> None:
+    for pending in batch:
+        if not pending.future.done():
+            pending.future.set_exception(PolicyError(reason))
 
 
 def halve_when_out_of_memory(run: Callable[[list[Item]], list[Result]], items: list[Item]) -> list[Result]:
