@@ -45,6 +45,9 @@ class DenseOptions:
     """None: `query: ` where the encoder's name says E5, else nothing."""
     passage_prefix: str | None = None
     """None: `passage: ` where the encoder's name says E5, else nothing."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the encoder's arithmetic; stored vectors are float32. The two short ones halve the time
+    where the processor has them, for cosines that differ by about 0.002."""
 
 
 class Encoder:
@@ -55,7 +58,7 @@ class Encoder:
         e5 = "e5" in Path(options.encoder).name.lower()
         self._query_prefix = options.query_prefix if options.query_prefix is not None else "query: " * e5
         self._passage_prefix = options.passage_prefix if options.passage_prefix is not None else "passage: " * e5
-        self._model = _load_model(options.encoder)
+        self._model = _load_model(options.encoder, options.precision)
 
     @property
     def dimensions(self) -> int:
@@ -75,8 +78,9 @@ class Encoder:
     def _encode(self, texts: Sequence[str]) -> Vectors:
         # Half surrogates have no bytes: the tokenizer would raise.
         clean = [replace_surrogates(text) for text in texts]
-        vectors = self._model.encode(clean, batch_size=64, normalize_embeddings=True, show_progress_bar=False)
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+        vectors = self._model.encode(clean, batch_size=64, show_progress_bar=False, convert_to_tensor=True)
+        # Normalised here, in float32: a length in bfloat16 would be off by up to a percent.
+        return _unit(vectors.float().cpu().numpy())
 
 
 class DenseIndex:
@@ -158,6 +162,11 @@ def encoder_folder(name: str) -> str:
     return str(get_model_path())
 
 
+def _unit(vectors: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-9), dtype=np.float32)
+
+
 def _shard(passages: Sequence[Passage], path: Path, encoder: Encoder) -> Vectors:
     """Vectors of some passages, from disk where an earlier try at this build left them."""
     if path.exists():
@@ -170,15 +179,16 @@ def _shard(passages: Sequence[Passage], path: Path, encoder: Encoder) -> Vectors
     return vectors
 
 
-def _load_model(name: str) -> Any:
+def _load_model(name: str, precision: str) -> Any:
     try:
+        import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
     except ImportError as error:
         raise MissingExtraError("sentence-transformers", extra="dense") from error
     logging.disable_progress_bar()  # it would stand in every log of a server
     try:
-        return SentenceTransformer(encoder_folder(name))
+        return SentenceTransformer(encoder_folder(name)).to(getattr(torch, precision))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the encoder {name!r} cannot be loaded: {error}") from error
 

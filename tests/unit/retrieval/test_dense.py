@@ -18,6 +18,7 @@ from mempo.retrieval.dense import DenseOptions, Encoder
 from mempo.retrieval.index import build_index, open_faiss, open_index
 
 faiss = pytest.importorskip("faiss")
+torch = pytest.importorskip("torch")
 
 
 class WordVectors:
@@ -32,8 +33,8 @@ class WordVectors:
 
     def encode(self, texts: Sequence[str], **_: object) -> Any:
         self.seen.extend(texts)
-        vectors = np.array([sum(map(self._vector, text.lower().split()), np.zeros(self.dimensions)) for text in texts])
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+        vectors = [sum(map(self._vector, text.lower().split()), np.zeros(self.dimensions)) for text in texts]
+        return torch.tensor(np.array(vectors))
 
     def _vector(self, word: str) -> Any:
         seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
@@ -43,7 +44,7 @@ class WordVectors:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> WordVectors:
     model = WordVectors()
-    monkeypatch.setattr(dense, "_load_model", lambda _: model)
+    monkeypatch.setattr(dense, "_load_model", lambda *_: model)
     return model
 
 
@@ -112,9 +113,9 @@ def test_a_cut_build_embeds_only_what_is_missing(
 
 
 def test_another_encoder_than_the_one_that_built_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_load_model", lambda _: WordVectors(64))
+    monkeypatch.setattr(dense, "_load_model", lambda *_: WordVectors(64))
     build_index([corpus(tmp_path, "a")], tmp_path / "index", dense_options=DenseOptions())
-    monkeypatch.setattr(dense, "_load_model", lambda _: WordVectors(32))
+    monkeypatch.setattr(dense, "_load_model", lambda *_: WordVectors(32))
     with pytest.raises(IndexFileError, match="the encoder 'minilm' is not the one that built this index"):
         open_index(tmp_path / "index")
 
@@ -123,7 +124,7 @@ def search_r1_files(folder: Path, model: WordVectors, texts: Sequence[str]) -> t
     """A corpus and a raw faiss index as Search-R1's builder writes them."""
     path = corpus(folder, *texts)
     vectors = faiss.IndexFlatIP(model.dimensions)
-    vectors.add(model.encode([f"passage: {text}" for text in texts]).astype(np.float32))
+    vectors.add(model.encode([f"passage: {text}" for text in texts]).numpy().astype(np.float32))
     faiss.write_index(vectors, str(folder / "e5_Flat.index"))
     return path, folder / "e5_Flat.index"
 
