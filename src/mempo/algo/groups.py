@@ -53,7 +53,7 @@ def deviations(
 
     lowest = values.new_full((size,), torch.inf)
     lowest = lowest.scatter_reduce(0, index, torch.where(counted, values, torch.inf), "amin")
-    above = torch.where(counted, values - lowest[index], 0)
+    above = values - lowest[index]
     count = total(torch.ones_like(values))
     mean = total(above) / count.clamp(min=1)
     deviation = torch.where(counted, above - mean[index], 0)

@@ -30,7 +30,7 @@ def token_logprobs(logits: Float[Tensor, "token vocabulary"], targets: Int[Tenso
     """
     logits = logits.float()
     normaliser = logits.logsumexp(1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - normaliser
     with torch.no_grad():
         entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(1)
     return TokenScores(logprobs, entropy)

@@ -73,7 +73,7 @@ def worst_token_probability(
     >>> worst_token_probability(torch.log(torch.tensor([[0.9, 0.1, 0.01]])), torch.tensor([[True, True, False]]))
     tensor([0.1000])
     """
-    return torch.where(mask, logprobs, 0).amin(1).exp()
+    return torch.where(mask, logprobs, torch.inf).amin(1).exp()
 
 
 def memory_reward(
