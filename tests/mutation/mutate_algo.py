@@ -37,7 +37,7 @@ EQUIVALENT: dict[str, str] = {
     "kl.py:kl_penalty: 'k3' -> 'mutant'": "whatever is neither k1 nor k2 is k3",
     "logprobs.py:hidden_logprobs: 1024 -> 1025": "the size of a chunk changes memory, not values",
     "logprobs.py:hidden_logprobs: 1024 -> 1023": "the size of a chunk changes memory, not values",
-    "logprobs.py:hidden_logprobs: False -> True #3": "nothing random is recomputed: keeping the generator's state costs time",
+    "logprobs.py:hidden_logprobs: False -> True #3": "nothing random is recomputed",
     "losses.py:policy_loss: 0 -> 1 #3": "multiplied by a weight of 0",
     "losses.py:policy_loss: 0 -> -1 #3": "multiplied by a weight of 0",
     "losses.py:_ratio: 0 -> 1": "both callers mask the result again",
@@ -46,7 +46,6 @@ EQUIVALENT: dict[str, str] = {
     "memory.py:answer_value: 1 -> 2 #2": "without entries there are no rows, or none has a gold token",
     "memory.py:answer_value: 1 -> 0 #2": "without entries there are no rows, or none has a gold token",
     "memory.py:answer_value: 1 -> 0 #6": "0 / 0 for an objective without tokens, which is not read",
-    "memory.py:memory_gate: 'none' -> 'mutant'": "whatever is neither mixed nor right keeps all turns",
 }
 """Mutants that change no value, each with the reason."""
 

@@ -9,6 +9,7 @@ the objectives' own values in place of one geometric mean over the joined answer
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from mempo.algo.groups import deviations, group_index, group_std
 
 AnswerValue = Literal["probability", "logprob"]
 Normaliser = Literal["std", "mean", "none"]
-Gate = Literal["none", "mixed", "right"]
+Gate = Literal["mixed_groups", "right_trajectories", "skip_first_turn"]
 
 
 def answer_value(
@@ -108,27 +109,30 @@ def memory_gate(
     group: Int[Tensor, " turn"],
     turn_index: Int[Tensor, " turn"],
     *,
-    gate: Gate = "none",
-    skip_first: bool = False,
+    gates: Collection[Gate] = (),
 ) -> Bool[Tensor, " turn"]:
-    """Which turns may have a memory advantage: ours, not the paper's.
+    """Which turns may have a memory advantage: those that pass every one of `gates`. Ours, not the paper's.
 
-    `outcome` is R^T of the turn's trajectory. `"mixed"` keeps groups whose trajectories differ in R^T,
-    `"right"` keeps trajectories with R^T of 1 (or more), `skip_first` drops turns of index 0, whose
-    memory knows nothing yet.
+        "mixed_groups"          the group's trajectories differ in R^T
+        "right_trajectories"    the turn's trajectory has R^T of 1 (or more)
+        "skip_first_turn"       the turn's index is not 0: the first memory knows nothing yet
+
+    `outcome` is R^T of the turn's trajectory. Without gates all turns pass.
 
     >>> outcome, group = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1])
-    >>> memory_gate(outcome, group, torch.tensor([0, 1, 0, 0]), gate="mixed")
+    >>> memory_gate(outcome, group, torch.tensor([0, 1, 0, 0]), gates=["mixed_groups"])
     tensor([ True,  True,  True, False])
-    >>> memory_gate(outcome, group, torch.tensor([0, 1, 0, 0]), gate="right", skip_first=True)
+    >>> memory_gate(outcome, group, torch.tensor([0, 1, 0, 0]), gates=["right_trajectories", "skip_first_turn"])
     tensor([False,  True, False, False])
     """
     kept = torch.ones_like(group, dtype=torch.bool)
-    if gate == "mixed":
-        kept = (group_std(outcome, group) > 0)[group_index(group)]
-    elif gate == "right":
-        kept = outcome >= 1
-    return kept & (turn_index > 0) if skip_first else kept
+    if "mixed_groups" in gates:
+        kept &= (group_std(outcome, group) > 0)[group_index(group)]
+    if "right_trajectories" in gates:
+        kept &= outcome >= 1
+    if "skip_first_turn" in gates:
+        kept &= turn_index > 0
+    return kept
 
 
 def memory_advantage(

@@ -107,17 +107,12 @@ def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tens
             normaliser=config.normaliser,
             std_floor=config.std_floor,
             turn_index=batch.turn_index if config.statistics == "turn_index" else None,
-            gate=_gate(batch, config),
+            gate=memory_gate(
+                batch.outcome[batch.trajectory], batch.group_of_turn, batch.turn_index, gates=config.gates
+            ),
         )
     combined = combined_advantage(outcome, memory, batch.trajectory, batch.response_mask, alpha=config.alpha)
     return combined, memory
-
-
-def _gate(batch: Batch, config: AdvantageConfig) -> Tensor:
-    kept = torch.ones(len(batch), dtype=torch.bool)
-    for gate in config.gates:
-        kept &= memory_gate(batch.outcome[batch.trajectory], batch.group_of_turn, batch.turn_index, gate=gate)
-    return kept
 
 
 def _trained(trajectory: Trajectory, drop_truncated: bool) -> bool:

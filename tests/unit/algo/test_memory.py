@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mempo.algo import (
+    Gate,
     Normaliser,
     answer_value,
     memory_advantage,
@@ -20,6 +21,7 @@ from mempo.algo import (
     memory_reward,
     worst_token_probability,
 )
+from mempo.config.sections import Gate as ConfigGate
 
 rewards = st.floats(-1, 1, width=32)
 # Group, reward, and how many of three tokens are memory.
@@ -153,21 +155,29 @@ def test_probabilities_lie_between_the_worst_and_the_best_token(rows: list[list[
 # ---------------------------------------------------------------- gates
 
 
-def gate_of(gate: Literal["none", "mixed", "right"], *, skip_first: bool = False) -> list[bool]:
+def gate_of(*gates: Gate) -> list[bool]:
     outcome = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.5, 0.5])
     group = torch.tensor([4, 4, 4, 2, 3, 3])
     turn_index = torch.tensor([0, 1, 0, 1, 0, 2])
-    kept: list[bool] = memory_gate(outcome, group, turn_index, gate=gate, skip_first=skip_first).tolist()
+    kept: list[bool] = memory_gate(outcome, group, turn_index, gates=gates).tolist()
     return kept
 
 
 def test_gates_keep_what_they_say() -> None:
-    assert gate_of("none") == [True] * 6
+    assert gate_of() == [True] * 6
     # Group 4 has outcomes 1 and 0; groups 2 and 3 have one outcome each.
-    assert gate_of("mixed") == [True, True, True, False, False, False]
-    assert gate_of("right") == [True, True, False, False, False, False]
-    assert gate_of("none", skip_first=True) == [False, True, False, True, False, True]
-    assert gate_of("right", skip_first=True) == [False, True, False, False, False, False]
+    assert gate_of("mixed_groups") == [True, True, True, False, False, False]
+    assert gate_of("right_trajectories") == [True, True, False, False, False, False]
+    assert gate_of("skip_first_turn") == [False, True, False, True, False, True]
+
+
+def test_several_gates_keep_what_each_keeps() -> None:
+    assert gate_of("right_trajectories", "skip_first_turn") == [False, True, False, False, False, False]
+    assert gate_of("mixed_groups", "skip_first_turn") == [False, True, False, False, False, False]
+
+
+def test_the_gates_are_those_of_the_config() -> None:
+    assert set(get_args(Gate)) == set(get_args(ConfigGate))
 
 
 def test_a_gated_turn_neither_gets_nor_counts() -> None:
