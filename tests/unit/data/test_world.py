@@ -138,6 +138,14 @@ def test_the_pattern_prefers_the_longest_word() -> None:
     assert [match and match[0] for match in matches] == list(closed_vocabulary())
 
 
+def test_the_pattern_splits_the_same_way_in_tokenizers() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(closed_pattern()), "isolated")
+    for world in closed_worlds(0, 20):
+        for text in [*texts_of(world), "an error: é\n\n <mem>home of Baxgal"]:
+            assert [piece for piece, _ in split.pre_tokenize_str(text)] == split_words(text)
+
+
 def test_each_world_answers_its_own_questions_by_single_fact_passages() -> None:
     for world in closed_worlds(11, 200, objectives=2):
         texts = {passage.text for passage in world.passages}
