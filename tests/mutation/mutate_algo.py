@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "src" / "mempo" / "algo"
-TESTS = ROOT / "tests" / "unit" / "algo"
 SECONDS_PER_MUTANT = 180
 
 EQUIVALENT: dict[str, str] = {
@@ -53,7 +51,7 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 NAMES = {"any": "all", "all": "any", "minimum": "maximum", "amin": "amax", "exp": "expm1", "expm1": "exp"}
 
@@ -151,13 +149,11 @@ def _change(node: ast.AST, change: int) -> None:
             node.attr = NAMES[name]
 
 
-def survives(mutant: Mutant | None) -> bool:
-    """Run the tests in a fork of this process, over a copy of the package; None is the unchanged code."""
+def survives(mutant: Mutant | None, snapshot: Path) -> bool:
+    """Run the tests in a fork of this process, over a copy of the snapshot; None is the unchanged code."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
-        shutil.copytree(ROOT / "src" / "mempo", folder / "src" / "mempo", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "pytest.ini").write_text("[pytest]\n")
+        shutil.copytree(snapshot, folder, dirs_exist_ok=True)
         first = []
         if mutant is not None:
             (folder / "src" / "mempo" / "algo" / mutant.file).write_text(mutant.source, encoding="utf-8")
@@ -167,6 +163,14 @@ def survives(mutant: Mutant | None) -> bool:
             _run_tests(folder, first)
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status) == 0
+
+
+def _take_snapshot(folder: Path) -> None:
+    """Copy the package and the tests once, so that edits meanwhile do not disturb the run."""
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "mempo", folder / "src" / "mempo", ignore=without)
+    shutil.copytree(ROOT / "tests" / "unit" / "algo", folder / "tests", ignore=without)
+    (folder / "pytest.ini").write_text("[pytest]\n")
 
 
 def _run_tests(folder: Path, first: Sequence[str]) -> None:
@@ -219,22 +223,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args(argv)
 
-    paths = sorted(SOURCES.glob(f"{options.module or '*'}.py"))
-    mutants = [mutant for path in paths if path.name != "__init__.py" for mutant in mutants_of(path)]
-    if options.only is not None:
-        mutants = [mutant for mutant in mutants if mutant.name == options.only]
-    if options.sample is not None:
-        mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
-    if options.list:
-        print("\n".join(mutant.name for mutant in mutants))
-        return 0
-
-    _preload()
-    start = time.monotonic()
-    if not survives(None):
-        print("the tests fail on the unchanged code: mend them first")
-        return 2
-    survivors, tried = _survivors(mutants, options.workers, start + options.seconds)
+    with tempfile.TemporaryDirectory(prefix="snapshot-") as name:
+        snapshot = Path(name)
+        _take_snapshot(snapshot)
+        mutants = _chosen(snapshot / "src" / "mempo" / "algo", options)
+        if options.list:
+            print("\n".join(mutant.name for mutant in mutants))
+            return 0
+        _preload()
+        start = time.monotonic()
+        if not survives(None, snapshot):
+            print("the tests fail on the unchanged code: mend them first")
+            return 2
+        survivors, tried = _survivors(mutants, snapshot, options.workers, start + options.seconds)
     unexpected = [name for name in survivors if name not in EQUIVALENT]
     for name in survivors:
         print(f"{'SURVIVED' if name in unexpected else 'equivalent'}  {name}")
@@ -246,7 +247,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if unexpected else 0
 
 
-def _survivors(mutants: Sequence[Mutant], workers: int, deadline: float) -> tuple[list[str], int]:
+def _chosen(folder: Path, options: argparse.Namespace) -> list[Mutant]:
+    paths = sorted(folder.glob(f"{options.module or '*'}.py"))
+    mutants = [mutant for path in paths if path.name != "__init__.py" for mutant in mutants_of(path)]
+    if options.only is not None:
+        return [mutant for mutant in mutants if mutant.name == options.only]
+    if options.sample is not None:
+        return random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
+    return mutants
+
+
+def _survivors(mutants: Sequence[Mutant], snapshot: Path, workers: int, deadline: float) -> tuple[list[str], int]:
     """The names of survivors, and how many mutants were tried before the deadline.
 
     Each worker is a fork that takes every n-th mutant and writes a line for each to a pipe.
@@ -259,7 +270,7 @@ def _survivors(mutants: Sequence[Mutant], workers: int, deadline: float) -> tupl
             with os.fdopen(write, "w", encoding="utf-8") as out:
                 for mutant in mutants[worker::workers]:
                     if time.monotonic() < deadline:
-                        print("survived" if survives(mutant) else "killed", mutant.name, file=out, flush=True)
+                        print("survived" if survives(mutant, snapshot) else "killed", mutant.name, file=out, flush=True)
             os._exit(0)
         os.close(write)
         pipes.append(read)
