@@ -80,6 +80,26 @@ def test_search_r1s_request_by_plain_curl(server: Server) -> None:
     assert nothing == []
 
 
+def test_without_scores_the_document_wrapper_is_absent_and_topk_may_be_null_or_missing(server: Server) -> None:
+    document = {"id": "2", "contents": '"Rome"\nRome is the capital of Italy.'}
+    for body in ({"queries": ["Rome"]}, {"queries": ["Rome"], "topk": None, "return_scores": False}):
+        assert httpx.post(f"{server.url}/retrieve", json=body).json() == {"result": [[document]]}
+
+
+def test_research_requests_are_answered_in_its_shapes(server: Server) -> None:
+    rome = {"id": "2", "contents": '"Rome"\nRome is the capital of Italy.'}
+    tomatoes = {"id": "3", "contents": "Tomatoes grow in Italy"}
+    one = {"query": "rome", "top_n": 2}
+    two = {"query": ["rome", "tomatoes"], "top_n": 1}
+    plain = httpx.post(f"{server.url}/search", json=one).json()
+    documents, [score] = httpx.post(f"{server.url}/search", json={**one, "return_score": True}).json()
+    plain_batch = httpx.post(f"{server.url}/batch_search", json=two).json()
+    batch, scores = httpx.post(f"{server.url}/batch_search", json={**two, "return_score": True}).json()
+    assert plain == documents == [rome]
+    assert plain_batch == batch == [[rome], [tomatoes]]
+    assert score == scores[0][0] > 0
+
+
 def test_health_says_who_it_is_and_metrics_count(server: Server) -> None:
     health = httpx.get(f"{server.url}/health").json()
     assert {key: health[key] for key in ("service", "name", "passages", "index")} == {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -138,7 +139,7 @@ def build_index(
         if on_error is not None:
             on_error(error)
 
-    with _full_disk_named(target):
+    with _full_disk_named(target), _alone(target):
         kind = _kind(bm25_options, dense_options)
         _prepare(building, _build_key(corpus, bm25_options, dense_options, lenient=on_error is not None))
         info, bad_count = _build_passages(corpus, building, count_bad if on_error else None, bad_lines, progress)
@@ -293,6 +294,20 @@ def _build_key(
         sources.append((os.path.abspath(path), status.st_size, status.st_mtime_ns))
     options = [asdict(part) if part is not None else None for part in (bm25_options, dense_options)]
     return msgspec.json.encode([FORMAT_VERSION, sources, options, lenient])
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the folder for one build; the system lets go of it when the process ends, however it ends."""
+    target.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise IndexFileError(f"{target}: another process builds here; wait for it, or stop it") from error
+    finally:
+        os.close(descriptor)
 
 
 def _prepare(building: Path, key: bytes) -> None:

@@ -173,6 +173,17 @@ def test_data_of_another_index_is_refused(tmp_path: Path) -> None:
         open_index(tmp_path / "index")
 
 
+def test_a_second_build_in_one_folder_is_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
+    path = corpus(tmp_path, "ant")
+
+    def build_again(what: str, done: int, total: int | None) -> None:
+        with pytest.raises(IndexFileError, match="another process builds here"):
+            build_index([path], tmp_path / "index", bm25_options=Bm25Options(k1=1.0))
+
+    build_index([path], tmp_path / "index", bm25_options=OPTIONS, progress=build_again)
+    assert texts_found(tmp_path, "ant") == ["ant"]
+
+
 @pytest.mark.parametrize("megabytes", [1, 3])
 def test_a_full_disk_is_named_and_the_old_index_stays(tmp_path: Path, megabytes: int) -> None:
     """On a tmpfs of its own. 1 MB is too small for the passages (2 MB), 3 MB for the terms as well."""
