@@ -70,6 +70,8 @@ class TinyModelConfig:
     """Number of decoder layers."""
     heads: Positive = 5
     """Attention heads of a layer."""
+    mimetic: bool = False
+    """Start attention as trained models end up: copying is learned in about half the steps."""
 
     def problems(self) -> Iterator[Problem]:
         if self.width % self.heads:
@@ -311,6 +313,8 @@ class TrainConfig:
     """Passes over one batch, with the old log-probs that were stored before the first."""
     stop_at_collapse: bool = False
     """End the run at a collapse warning instead of only logging it."""
+    collapse_batches: Annotated[int, Meta(ge=4)] = 10
+    """A collapse warning compares the newer half of so many batches with the older half."""
 
     def problems(self) -> Iterator[Problem]:
         if self.mini_batches > self.batch_tasks:
@@ -391,6 +395,11 @@ class SftConfig:
     """Run logs with teacher trajectories."""
     heldout_share: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the tasks that is held out to watch the loss."""
+    keep_wrong_share: Share = 0.0
+    """Share of the well-formed trajectories with a wrong answer that is kept; the paper keeps none."""
+    probe_share: Share = 0.0
+    """Share of the trajectories that also give rows of the memory scorer's form: the answer that a memory alone, or
+    the whole history, allows. 0 as in the paper; a policy that never saw this form scores its memories badly."""
     epochs: Positive = 3
     """Passes over the trajectories."""
     batch_tokens: Positive = 32768
@@ -398,11 +407,11 @@ class SftConfig:
     packing: bool = False
     """Several rows in one sequence, kept apart by the attention mask; False sorts rows by length instead."""
     prompt_weight: Share = 0.0
-    """Weight of the loss on prompt tokens; 0 trains on the policy's tokens alone."""
+    """Weight of the loss on prompt tokens in the first half of the steps; 0 trains on the policy's tokens alone."""
     patience_evals: Positive = 3
     """Stop after so many checks of the held-out loss without a new best."""
     eval_every_steps: Positive = 50
-    """Optimiser steps between checks of the held-out loss."""
+    """Optimiser steps between checks of the held-out loss, and between checkpoints."""
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=1e-5, schedule="cosine", warmup_steps=20)
     )

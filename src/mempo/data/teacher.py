@@ -131,7 +131,7 @@ class Teacher:
         """The text of the next turn, given what the last search found (nothing before the first)."""
         script = script_for(state.task)
         draw = Draw(state.seed, "teacher", state.turn)
-        learned = _learn(script, state.notes, passages)
+        learned = learn(script, state.notes, passages)
         notes = self._kept([*learned, *self._distraction(draw, learned, passages)], draw)
         noted = state.noted | set(learned)
         query = self._query(script, notes, replace(state, noted=noted), draw)
@@ -280,7 +280,7 @@ class TitleScript:
             titles = {normalise_qa(title) for title in objective.supporting_titles}
             if titles and normalise_qa(passage.title) not in titles:
                 continue
-            found = _holds_answer(passage.text, objective)
+            found = holds_answer(passage.text, objective)
             new = found if not titles else found or not _has_title(passage.title, notes)
             if new and _answer(objective, notes) is None:
                 note = _clean(f"{passage.title}: {_sentence_about(passage.text, objective)}")
@@ -334,7 +334,8 @@ def _is_note_on(title: str, note: str) -> bool:
     return note.casefold().startswith(f"{_clean(title)}: ".casefold())
 
 
-def _holds_answer(text: str, objective: Objective) -> bool:
+def holds_answer(text: str, objective: Objective) -> bool:
+    """Whether a text holds an answer, in any case and punctuation; never one that the question itself gives away."""
     return not _names_answer(objective) and any(_holds(text, alias) for alias in objective.answers)
 
 
@@ -348,17 +349,17 @@ def _sentence_about(text: str, objective: Objective) -> str:
     """The sentence that holds the answer, else the one that shares most words with the question."""
     asked = words(objective.question)
     sentences = _sentences(text)
-    best = max(sentences, key=lambda sentence: (_holds_answer(sentence, objective), len(asked & words(sentence))))
-    if _holds_answer(text, objective) and not _holds_answer(best, objective):
+    best = max(sentences, key=lambda sentence: (holds_answer(sentence, objective), len(asked & words(sentence))))
+    if holds_answer(text, objective) and not holds_answer(best, objective):
         best = text  # a full stop inside the answer, as in "St. Louis"
     start = max(best.casefold().find(alias.casefold()) for alias in objective.answers)
-    if start < 0 and _holds_answer(best, objective):
+    if start < 0 and holds_answer(best, objective):
         return best  # in another spelling: a cut might lose it
     start = max(0, start - MAX_NOTE_CHARACTERS // 2)
     return best[start : start + MAX_NOTE_CHARACTERS] if len(best) > MAX_NOTE_CHARACTERS else best
 
 
-def _learn(script: Script, notes: Sequence[str], passages: Sequence[Passage]) -> list[str]:
+def learn(script: Script, notes: Sequence[str], passages: Sequence[Passage]) -> list[str]:
     """The notes and what the passages add to them; a passage may make another one worth reading."""
     learned = list(notes)
     count = -1

@@ -45,9 +45,20 @@ def word_tokenizer(words: Sequence[str], pattern: str | None = None) -> PreTrain
 
 
 def tiny_llama(
-    vocabulary: int, *, width: int = 80, layers: int = 3, heads: int = 5, context_tokens: int = 2048, seed: int = 0
+    vocabulary: int,
+    *,
+    width: int = 80,
+    layers: int = 3,
+    heads: int = 5,
+    context_tokens: int = 2048,
+    seed: int = 0,
+    mimetic: bool = False,
 ) -> LlamaForCausalLM:
-    """A Llama with random weights that depend on nothing but the arguments; embeddings are tied."""
+    """A Llama with random weights that depend on nothing but the arguments; embeddings are tied.
+
+    `mimetic` starts attention as trained models end up (arXiv 2305.09828): equal tokens attend to each
+    other, and what is attended to is passed on as it is. Copying is then learned in about half the steps.
+    """
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -63,7 +74,22 @@ def tiny_llama(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval()
+        model = LlamaForCausalLM(config).eval()
+        if mimetic:
+            for layer in model.model.layers:
+                _make_mimetic(layer.self_attn)
+        return model
+
+
+@torch.no_grad()
+def _make_mimetic(attention: torch.nn.Module) -> None:
+    """Query and key equal and orthogonal, output the transpose of value; the scales are from trials."""
+    width = attention.q_proj.in_features
+    rotation, value = (torch.linalg.qr(torch.randn(width, width))[0] for _ in range(2))
+    attention.q_proj.weight.copy_(0.7 * rotation)
+    attention.k_proj.weight.copy_(0.7 * rotation)
+    attention.v_proj.weight.copy_(0.5 * value)
+    attention.o_proj.weight.copy_(0.5 * value.T)
 
 
 def tiny_policy(words: Sequence[str], *, seed: int = 0, **model: int) -> LocalPolicy:
