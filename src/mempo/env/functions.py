@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import typing
@@ -83,12 +84,12 @@ async def _in_daemon_thread(function: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            result = function()
-        except Exception as error:  # noqa: BLE001  handed to the caller, which awaits the future
-            outcome = (future.set_exception, error)
-        else:
-            outcome = (future.set_result, result)
-        if not loop.is_closed():
+            outcome = (future.set_result, function())
+        except BaseException as error:  # noqa: BLE001  handed to the caller, which awaits the future
+            # `exit()` in a tool must not end the program, and a future cannot hold a StopIteration.
+            fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            outcome = (future.set_exception, error if fit else RuntimeError(repr(error)))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, name="mempo-tool", daemon=True).start()
@@ -101,7 +102,7 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
 
 
 def _arguments_struct(function: Callable[..., Any], name: str) -> type[msgspec.Struct]:
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, include_extras=True)
     fields: list[Any] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +14,16 @@ import torch
 from transformers import PreTrainedModel
 
 from mempo.core import (
-    ContextOverflowError,
     Generation,
     GenerationRequest,
     PolicyError,
     ScoreRequest,
     Usage,
 )
+from mempo.policy import tokens
 from mempo.policy.models import end_token_ids, load_model, load_tokenizer
 from mempo.policy.sampling import Endings, Row, Sampled, sample_rows
 from mempo.policy.scoring import score_targets
-from mempo.text.masks import token_offsets
 from mempo.text.render import Layout, Renderer
 
 Item = TypeVar("Item")
@@ -140,15 +138,10 @@ class LocalPolicy:
         return halve_when_out_of_memory(run, list(requests))
 
     def count_tokens(self, text: str) -> int:
-        return len(self.renderer.encode(text))
+        return tokens.count_tokens(self.renderer, text)
 
     def cut_tokens(self, text: str, max_tokens: int) -> str:
-        if self.count_tokens(text) <= max_tokens:
-            return text
-        # By characters, not by the tokens' own edges: a token may hold a part of a character, and a
-        # vocabulary that does not know one spells it in another length.
-        lengths = range(len(text))
-        return text[: bisect.bisect_right(lengths, max_tokens, key=lambda length: self.count_tokens(text[:length])) - 1]
+        return tokens.cut_tokens(self.renderer, text, max_tokens)
 
     async def aclose(self) -> None:
         """Fail what waits or runs; the policy can be used again."""
@@ -159,28 +152,17 @@ class LocalPolicy:
         _fail(self._pending, "the policy was closed")
 
     def _row(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Row:
-        length = len(prompt_ids)
-        if request.max_prompt_tokens is not None and length > request.max_prompt_tokens:
-            raise ContextOverflowError(
-                f"the prompt has {length} tokens, more than the limit {request.max_prompt_tokens}"
-            )
-        room = request.max_tokens
-        if self._context_tokens is not None:
-            room = min(room, self._context_tokens - length)
-        if room < self._min_response_tokens:
-            raise ContextOverflowError(
-                f"the prompt has {length} of {self._context_tokens} tokens: {room} are left for a response"
-            )
+        room = tokens.response_room(
+            len(prompt_ids),
+            request,
+            context_tokens=self._context_tokens,
+            min_response_tokens=self._min_response_tokens,
+        )
         return Row(prompt_ids, room, request.seed, request.temperature, request.top_p, request.top_k, request.stop)
 
     def _generation(self, prompt_ids: tuple[int, ...], sampled: Sampled, seconds: float) -> Generation:
         assert sampled.finish is not None, "a row is cut short only where nobody waits for it"
-        shown = sampled.token_ids
-        if shown and shown[-1] in self._endings.end_ids:
-            shown = shown[:-1]
-        text = self.renderer.decode(shown)
-        offsets = token_offsets(shown, self.renderer)
-        offsets += [(len(text), len(text))] * (len(sampled.token_ids) - len(shown))
+        text, offsets = tokens.read_sampled(sampled.token_ids, self.renderer, self._endings.end_ids)
         return Generation(
             text=text,
             finish=sampled.finish,
@@ -189,7 +171,7 @@ class LocalPolicy:
             prompt_ids=prompt_ids,
             token_ids=tuple(sampled.token_ids),
             logprobs=tuple(sampled.logprobs),
-            offsets=tuple(offsets),
+            offsets=offsets,
             seconds=seconds,
         )
 

@@ -82,6 +82,7 @@ class Rollout:
     ) -> AsyncIterator[Trajectory]:
         """All `(task, rollout)` pairs, at most `concurrency` at once; yielded as they end.
 
+        Where the caller stops early (an interrupt, `aclose`), the trajectories under way are dropped.
         Raises PolicyError when more than `max_failure_rate` of the trajectories ended in a failing
         policy: then the server or the model is broken, not the task.
         """
@@ -91,17 +92,18 @@ class Rollout:
         try:
             while True:
                 while len(running) < concurrency and (pair := next(waiting, None)) is not None:
-                    task, index = pair
-                    running.add(asyncio.create_task(self.one(task, rollout=index, seed=seed, policy_step=policy_step)))
+                    one = self.one(pair[0], rollout=pair[1], seed=seed, policy_step=policy_step)
+                    running.add(asyncio.create_task(one))
                 if not running:
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for trajectory in (ended.result() for ended in done):
-                    finished += 1
+                ended = [task.result() for task in done]
+                for trajectory in ended:
                     yield trajectory
-                    if trajectory.stop is StopReason.POLICY_ERROR:
-                        failed += 1
-                        self._check_failure_rate(failed, finished, trajectory)
+                failures = [trajectory for trajectory in ended if trajectory.stop is StopReason.POLICY_ERROR]
+                finished, failed = finished + len(ended), failed + len(failures)
+                if failures:
+                    self._check_failure_rate(failed, finished, failures[-1])
         finally:
             for left in running:
                 left.cancel()
