@@ -7,7 +7,7 @@ import ipaddress
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -80,7 +80,9 @@ class JsonService:
         backoff_seconds: float = 0.25,
         max_response_bytes: int = 64 * 2**20,
         connections: int = 256,
+        secrets: Sequence[str] = (),
     ) -> None:
+        """`secrets` are texts that no error may show, e.g. a key that a server repeats in its refusal."""
         self.url = _checked_url(url)
         limits = {"timeout_seconds": timeout_seconds, "deadline_seconds": deadline_seconds}
         for name, seconds in limits.items():
@@ -95,6 +97,7 @@ class JsonService:
         self._headers = {"content-type": "application/json", **(headers or {})}
         self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._backoff_seconds = backoff_seconds
+        self._secrets = tuple(secret for secret in secrets if secret)
         waits = sum(self._backoff(retry) for retry in range(retries))
         longest_seconds = (retries + 1) * timeout_seconds + waits
         self.deadline_seconds = min(longest_seconds, deadline_seconds or longest_seconds)
@@ -155,7 +158,7 @@ class JsonService:
                 return json.loads(body)
             except (ValueError, RecursionError) as error:
                 raise _AttemptError(f"the answer is not JSON: {error}", status=200) from error
-        text = body.decode("utf-8", "replace")[:SHOWN_BODY_CHARS]
+        text = self._without_secrets(body.decode("utf-8", "replace"))[:SHOWN_BODY_CHARS]
         raise _AttemptError(
             f"status {response.status_code} {response.reason_phrase}: {_one_line(text)}".rstrip(": "),
             status=response.status_code,
@@ -188,7 +191,12 @@ class JsonService:
     def _call_error(self, method: str, path: str, failure: _AttemptError, attempts: int, seconds: float) -> CallError:
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         message = f"{method} {_shown(self.url)}{path} failed after {tries} in {seconds:.1f} s: {failure}"
-        return CallError(message, status=failure.status, body=failure.body, attempts=attempts)
+        return CallError(self._without_secrets(message), status=failure.status, body=failure.body, attempts=attempts)
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "[secret]")
+        return text
 
 
 class _AttemptError(Exception):

@@ -185,6 +185,15 @@ async def test_a_password_in_the_url_is_in_no_message(service: Service) -> None:
     assert f"GET {server.url}/x failed" in str(caught.value)
 
 
+@pytest.mark.parametrize("before", [0, 290, 1990])
+async def test_secrets_that_a_server_repeats_are_in_no_message_not_even_in_part(service: Service, before: int) -> None:
+    # Messages are cut at 300 characters and bodies at 2000: a secret across the cut must not leave its head.
+    echo = StubServer(lambda _: Reply(401, b"x" * before + b"the-secret-key"))
+    with echo as server, pytest.raises(CallError) as caught:
+        await service(server.url, secrets=("the-secret-key", "")).get("/", same)
+    assert "the-" not in str(caught.value) + caught.value.body
+
+
 def test_a_service_can_be_used_from_one_event_loop_after_the_other() -> None:
     async def once(client: JsonService) -> Json:
         try:
