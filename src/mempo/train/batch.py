@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ class Batch:
     """The turns of a batch, in order of group, trajectory and turn; tensors are on the CPU."""
 
     rows: list[TokenRow]
+    names: list[str]
+    """Of each turn, for messages: `task/rollout turn index`."""
     response_mask: Tensor
     """`[turn, token]`, True on sampled tokens."""
     mem_mask: Tensor
@@ -39,7 +42,11 @@ class Batch:
     outcome: Tensor
     """`[trajectory]`, R^T."""
     group: Tensor
-    """`[trajectory]`, index of its task."""
+    """`[trajectory]`, index of its group."""
+    fresh: Tensor
+    """`[turn]`, False where the turn comes from replay."""
+    left_out: Mapping[str, int]
+    """How many trajectories are not trained on, by cause."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,33 +63,52 @@ class Batch:
             yield torch.isin(self.group_of_turn, part).nonzero()[:, 0]
 
 
-def make_batch(groups: Sequence[Group], *, drop_truncated: bool = False, drop_equal_groups: bool = False) -> Batch:
+def make_batch(
+    groups: Sequence[Group],
+    replayed: Sequence[Group] = (),
+    *,
+    drop_truncated: bool = False,
+    drop_equal_groups: bool = False,
+) -> Batch:
     """One row for every turn of every trajectory that can be trained on.
 
-    Left out are trajectories that the machinery ended, with `drop_truncated` those that ran out of
-    room, and with `drop_equal_groups` whole groups whose outcomes are all equal.
+    Left out, and counted by cause, are trajectories that the machinery ended (`policy_error`,
+    `cancelled`) or that have no turn (`no_turns`), with `drop_truncated` those that ran out of room
+    (`truncated`), and with `drop_equal_groups` whole groups whose outcomes are all equal
+    (`equal_groups`). What is left out does not count in its group's statistics either.
+
     Raises TrainingError for a turn whose ids, masks and log-probs differ in length, naming it, and
     for a trajectory without an outcome.
     """
     turns: list[Turn] = []
+    names: list[str] = []
+    fresh: list[bool] = []
     trajectory_of: list[int] = []
     outcome: list[float] = []
     group_of: list[int] = []
-    for index, group in enumerate(groups):
-        trained = [t for t in group.trajectories if _trained(t, drop_truncated)]
+    left_out: Counter[str] = Counter()
+    for index, group in enumerate((*groups, *replayed)):
+        causes = [_cause_to_leave_out(trajectory, drop_truncated) for trajectory in group.trajectories]
+        left_out.update(cause for cause in causes if cause is not None)
+        trained = [t for t, cause in zip(group.trajectories, causes, strict=True) if cause is None]
         if drop_equal_groups and len({t.reward for t in trained}) < 2:
+            left_out["equal_groups"] += len(trained)
             continue
         for trajectory in trained:
-            for turn in trajectory.turns:
-                _check(trajectory, turn)
-                turns.append(turn)
-                trajectory_of.append(len(outcome))
+            name = f"{trajectory.task.id}/{trajectory.rollout}"
             if trajectory.reward is None:
-                raise TrainingError(f"trajectory {trajectory.task.id}/{trajectory.rollout} has no outcome reward")
+                raise TrainingError(f"trajectory {name} has no outcome reward")
+            for turn in trajectory.turns:
+                _check(turn, f"{name} turn {turn.index}")
+                turns.append(turn)
+                names.append(f"{name} turn {turn.index}")
+                fresh.append(index < len(groups))
+                trajectory_of.append(len(outcome))
             outcome.append(trajectory.reward)
             group_of.append(index)
     return Batch(
         rows=[TokenRow(turn.prompt_ids, turn.response_ids) for turn in turns],
+        names=names,
         response_mask=_padded([turn.response_mask for turn in turns], torch.bool),
         mem_mask=_padded([turn.mem_mask for turn in turns], torch.bool),
         old_logprobs=_padded([turn.logprobs for turn in turns], torch.float32),
@@ -91,6 +117,8 @@ def make_batch(groups: Sequence[Group], *, drop_truncated: bool = False, drop_eq
         trajectory=torch.tensor(trajectory_of, dtype=torch.long),
         outcome=torch.tensor(outcome),
         group=torch.tensor(group_of, dtype=torch.long),
+        fresh=torch.tensor(fresh, dtype=torch.bool),
+        left_out={cause: count for cause, count in sorted(left_out.items()) if count},
     )
 
 
@@ -115,13 +143,15 @@ def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tens
     return combined, memory
 
 
-def _trained(trajectory: Trajectory, drop_truncated: bool) -> bool:
-    if trajectory.stop in UNTRAINABLE or not trajectory.turns:
-        return False
-    return not (drop_truncated and ran_out_of_room(trajectory))
+def _cause_to_leave_out(trajectory: Trajectory, drop_truncated: bool) -> str | None:
+    if trajectory.stop in UNTRAINABLE:
+        return trajectory.stop.value
+    if not trajectory.turns:  # e.g. the first prompt was too long: there is nothing to train on
+        return "no_turns"
+    return "truncated" if drop_truncated and ran_out_of_room(trajectory) else None
 
 
-def _check(trajectory: Trajectory, turn: Turn) -> None:
+def _check(turn: Turn, name: str) -> None:
     lengths = {
         "response_ids": len(turn.response_ids),
         "response_mask": len(turn.response_mask),
@@ -131,8 +161,8 @@ def _check(trajectory: Trajectory, turn: Turn) -> None:
     if len(set(lengths.values())) != 1 or not turn.response_ids or not turn.prompt_ids:
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise TrainingError(
-            f"trajectory {trajectory.task.id}/{trajectory.rollout}, turn {turn.index}: a training row needs "
-            f"prompt_ids ({len(turn.prompt_ids)} here) and lists of one length, not {shown}"
+            f"trajectory {name}: a training row needs prompt_ids ({len(turn.prompt_ids)} here) "
+            f"and lists of one length, not {shown}"
         )
 
 

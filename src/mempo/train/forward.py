@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mempo.algo import TokenScores, hidden_logprobs
+from mempo.algo import hidden_logprobs
 from mempo.policy.models import hidden_states, output_head
 
 
@@ -29,6 +30,15 @@ class TokenRow:
     def read_ids(self) -> tuple[int, ...]:
         """What the model reads: the last token is predicted only."""
         return self.prompt_ids + self.response_ids[:-1]
+
+
+class RowScores(NamedTuple):
+    """What a model thinks of rows of tokens; 0 beyond a row's end."""
+
+    logprobs: Tensor
+    """`[row, token]`, in nats."""
+    entropy: Tensor
+    """`[row, token]`, of the distribution that the token was taken from; without gradient."""
 
 
 def micro_batches(rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[int]]:
@@ -55,8 +65,8 @@ def response_logprobs(
     temperature: float = 1.0,
     packed: bool = False,
     chunk_tokens: int = 1024,
-) -> TokenScores:
-    """Log-probs and entropies of the rows' response tokens, `[row, token]`, 0 beyond a row's end.
+) -> RowScores:
+    """Log-probs and entropies of the rows' response tokens.
 
     `packed` puts all rows into one sequence without pads; positions that start again at 0 keep them
     apart. Both ways give the same values within rounding.
@@ -88,7 +98,7 @@ def response_logprobs(
     head, scale = output_head(model)
     scores = hidden_logprobs(flat[places] * (scale / temperature), head, targets, chunk_tokens=chunk_tokens)
     counts = [len(row.response_ids) for row in rows]
-    return TokenScores(_as_rows(scores.logprobs, counts), _as_rows(scores.entropy, counts))
+    return RowScores(_as_rows(scores.logprobs, counts), _as_rows(scores.entropy, counts))
 
 
 def _as_rows(values: Tensor, counts: list[int]) -> Tensor:

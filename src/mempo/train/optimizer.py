@@ -22,9 +22,9 @@ def make_optimizer(model: torch.nn.Module, config: OptimizerConfig) -> AdamW:
     return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
 
 
-def make_schedule(optimizer: AdamW, config: OptimizerConfig, total_steps: int) -> LambdaLR:
-    """The learning rate of each step; `total_steps` is where linear and cosine schedules reach 0."""
-    return LambdaLR(optimizer, lambda step: rate_factor(config, step, total_steps))
+def make_schedule(optimizer: AdamW, config: OptimizerConfig, total_steps: int, steps_done: int = 0) -> LambdaLR:
+    """The learning rate of each step after `steps_done`; linear and cosine schedules reach 0 at `total_steps`."""
+    return LambdaLR(optimizer, lambda step: rate_factor(config, step, total_steps), last_epoch=steps_done - 1)
 
 
 def rate_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-REFERENCE_ADAPTER = "reference"
+POLICY_ADAPTER, REFERENCE_ADAPTER = "default", "reference"
 
 
 class Reference:
@@ -19,51 +19,53 @@ class Reference:
     A fully trained model needs a frozen copy. A LoRA model needs none: its base weights are the
     reference where training started without an adapter, and a frozen copy of the adapter where it
     started from one, e.g. of behaviour cloning. At the first step the KL is 0 in all three cases.
+
+    Make it before anything is trained or restored.
     """
 
     def __init__(self, model: PreTrainedModel, *, starts_from_adapter: bool = False) -> None:
+        self._model = model
         self._copy: PreTrainedModel | None = None
-        self._adapters = hasattr(model, "peft_config")
         self._starts_from_adapter = starts_from_adapter
-        if not self._adapters:
+        if not is_adapted(model):
             self._copy = copy.deepcopy(model).eval().requires_grad_(False)
         elif starts_from_adapter:
             _copy_adapter(model)
 
     @contextmanager
-    def active(self, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-        """The reference, in evaluation mode; the policy's adapter is back in place afterwards."""
+    def active(self) -> Iterator[PreTrainedModel]:
+        """The reference, in evaluation mode; the policy is back in its place and mode afterwards."""
         if self._copy is not None:
             yield self._copy
             return
-        peft: Any = model
-        trained = model.training
-        model.eval()
-        if self._starts_from_adapter:
-            peft.set_adapter(REFERENCE_ADAPTER)
-            try:
-                yield model
-            finally:
-                peft.set_adapter("default")
-                _train_only_default(model)
-        else:
-            with peft.disable_adapter():
-                yield model
-        model.train(trained)
+        peft: Any = self._model
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            if self._starts_from_adapter:
+                peft.set_adapter(REFERENCE_ADAPTER, inference_mode=True)
+                yield self._model
+            else:
+                with peft.disable_adapter():
+                    yield self._model
+        finally:
+            if self._starts_from_adapter:
+                peft.set_adapter(POLICY_ADAPTER)
+            self._model.train(was_training)
+
+
+def is_adapted(model: torch.nn.Module) -> bool:
+    """Whether the model is one of peft's, with an adapter on frozen weights."""
+    return hasattr(model, "peft_config")
 
 
 def _copy_adapter(model: PreTrainedModel) -> None:
     peft: Any = model
-    peft.add_adapter(REFERENCE_ADAPTER, peft.peft_config["default"])
+    peft.add_adapter(REFERENCE_ADAPTER, peft.peft_config[POLICY_ADAPTER])
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             if f".{REFERENCE_ADAPTER}." in name:
-                parameter.copy_(parameters[name.replace(f".{REFERENCE_ADAPTER}.", ".default.")])
-    peft.set_adapter("default")
-    _train_only_default(model)
-
-
-def _train_only_default(model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name and f".{REFERENCE_ADAPTER}." not in name)
+                parameter.copy_(parameters[name.replace(f".{REFERENCE_ADAPTER}.", f".{POLICY_ADAPTER}.")])
+                parameter.requires_grad_(False)
+    peft.set_adapter(POLICY_ADAPTER)

@@ -1,15 +1,17 @@
 """The training loop: rollout, credit, update, log; then evaluation and a checkpoint where they are due.
 
 Every draw is named (run seed, batch, task, rollout, turn), so the state of a run is its weights, its
-optimiser and the number of batches done: resuming needs no generator state.
+optimiser, its replay and the number of batches done: resuming needs no generator state.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.optim import AdamW
@@ -22,10 +24,11 @@ from mempo.policy.local import LocalPolicy
 from mempo.policy.scoring import score_targets
 from mempo.rewards.memory import MemoryProbes
 from mempo.rollout import Rollout, group_trajectories
-from mempo.train.batch import make_batch
+from mempo.train.batch import Batch, make_batch
 from mempo.train.credit import with_memory_rewards, with_outcomes
 from mempo.train.optimizer import make_optimizer, make_schedule
 from mempo.train.reference import Reference
+from mempo.train.replay import Replay
 from mempo.train.update import update
 
 
@@ -58,16 +61,29 @@ class Trainer:
             raise TrainingError(
                 f"train.batch_tasks is {config.train.batch_tasks}, but there are only {len(tasks)} tasks"
             )
+        ids = Counter(task.id for task in tasks)
+        if repeated := [task_id for task_id, count in ids.items() if count > 1]:
+            raise TrainingError(f"{len(repeated)} task ids stand twice among the tasks, e.g. {repeated[0]!r}")
         self._policy, self._rollout, self._probes = policy, rollout, probes
         self._tasks, self._config = tasks, config
+        self.reference: Reference | None = None
+        if config.loss.kl_beta or (config.advantage.alpha and config.memory.scorer == "reference"):
+            self.reference = Reference(policy.model, starts_from_adapter=starts_from_adapter)
+        if config.optimizer.gradient_checkpointing:  # works in training mode only: sampling and scoring do not notice
+            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.optimizer: AdamW = make_optimizer(policy.model, config.optimizer)
         self.schedule: LambdaLR = make_schedule(self.optimizer, config.optimizer, self.total_steps)
-        self.reference = Reference(policy.model, starts_from_adapter=starts_from_adapter)
+        self.replay = Replay(config.replay, config.seed)
         self.batches_done = 0
+        self.steps_done = 0
 
     @property
     def model(self) -> PreTrainedModel:
         return self._policy.model
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return self._tasks
 
     @property
     def total_batches(self) -> int:
@@ -79,6 +95,18 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         return self.total_batches * self._config.train.mini_batches * self._config.train.batch_epochs
+
+    def go_on_from(self, optimizer: dict[str, Any], *, batches_done: int, steps_done: int) -> None:
+        """Take up the moments of an optimiser and the count of what was done; rates and decay stay the config's.
+
+        Raises ValueError where the moments are of other parameters.
+        """
+        settings = [{key: group[key] for key in group if key != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(optimizer)
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        self.schedule = make_schedule(self.optimizer, self._config.optimizer, self.total_steps, steps_done)
+        self.batches_done, self.steps_done = batches_done, steps_done
 
     async def run(self, on_batch: Callable[[BatchResult], bool | None] = lambda result: None) -> None:
         """All batches that are left; ends early where `on_batch` returns False."""
@@ -97,21 +125,33 @@ class Trainer:
         if config.advantage.alpha > 0:
             groups = self._with_memory_rewards(groups)
         clock.lap("score")
+        replayed = self.replay.draw(batch, fresh=len(groups), steps_done=self.steps_done)
         rows = make_batch(
             groups,
+            replayed,
             drop_truncated=config.loss.truncated == "exclude",
             drop_equal_groups=config.advantage.drop_equal_groups,
         )
-        metrics: dict[str, float] = {}
+        metrics = {f"left_out/{cause}": float(count) for cause, count in rows.left_out.items()}
         if len(rows):
-            torch.manual_seed(derive_seed(config.seed, "update", batch))  # dropout, where there is any
-            generator = torch.Generator().manual_seed(derive_seed(config.seed, "mini_batches", batch))
-            metrics = update(
-                self.model, self.optimizer, self.schedule, rows, config, reference=self.reference, generator=generator
-            )
+            metrics |= self._update(rows)
         clock.lap("update")
+        self.replay.add(groups)
         self.batches_done += 1
-        return BatchResult(batch, groups, {**metrics, **clock.seconds, "train/rows": float(len(rows))})
+        metrics |= {"train/rows": float(len(rows)), "train/steps_done": float(self.steps_done)}
+        if config.replay.batches:
+            metrics["replay/groups"] = float(len(replayed))
+        return BatchResult(batch, groups, metrics | clock.seconds)
+
+    def _update(self, rows: Batch) -> dict[str, float]:
+        config, batch = self._config, self.batches_done
+        torch.manual_seed(derive_seed(config.seed, "update", batch))  # dropout, where there is any
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "mini_batches", batch))
+        metrics = update(
+            self.model, self.optimizer, self.schedule, rows, config, reference=self.reference, generator=generator
+        )
+        self.steps_done += int(metrics["train/steps"])
+        return metrics
 
     def batch_tasks(self, batch: int) -> list[Task]:
         """The tasks of a batch, the same however often the run was interrupted."""
@@ -129,7 +169,7 @@ class Trainer:
         found = [
             trajectory
             async for trajectory in self._rollout.many(
-                tries, seed=seed, concurrency=self._config.rollout.concurrency, policy_step=self.batches_done
+                tries, seed=seed, concurrency=self._config.rollout.concurrency, policy_step=self.steps_done
             )
         ]
         return sorted(group_trajectories(found), key=lambda group: order[group.task.id])
@@ -138,7 +178,8 @@ class Trainer:
         memory = self._config.memory
         if memory.scorer == "current":
             return with_memory_rewards(groups, self._probes, self._policy.score_now, memory)
-        with self.reference.active(self.model) as scorer:
+        assert self.reference is not None
+        with self.reference.active() as scorer:
             return with_memory_rewards(
                 groups,
                 self._probes,

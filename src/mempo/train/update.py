@@ -57,36 +57,43 @@ def update(
     batch: Batch,
     config: Config,
     *,
-    reference: Reference,
+    reference: Reference | None,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """Train on a batch; the metrics of it.
+    """Train on a batch; the metrics of it. `reference` is needed where `loss.kl_beta` is above 0.
 
-    Raises TrainingError, before the weights change, where a loss is not finite: it names the row.
+    Raises TrainingError, without taking the step, where a loss or a gradient is not finite: it names
+    the rows.
     """
     advantage, memory_part = batch_advantage(batch, config.advantage)
-    with reference.active(model) as scorer:
-        ref_logprobs = all_logprobs(scorer, batch, config) if config.loss.kl_beta else None
+    ref_logprobs = None
+    if config.loss.kl_beta:
+        assert reference is not None, "a KL penalty needs a reference"
+        with reference.active() as scorer:
+            ref_logprobs = all_logprobs(scorer, batch, config)
     recompute = config.loss.old_logprobs == "recomputed"
     old_logprobs = all_logprobs(model, batch, config) if recompute else batch.old_logprobs
 
     totals = UpdateTotals()
     model.train()
-    for _ in range(config.train.batch_epochs):
-        for places in batch.mini_batches(config.train.mini_batches, generator):
-            weights = token_weights(
-                batch.response_mask[places], batch.trajectory[places], weighting=config.loss.aggregation
-            )
-            for part in micro_batches([batch.rows[place] for place in places], config.optimizer.micro_batch_tokens):
-                rows = places[part]
-                loss = _loss(
-                    model, batch, rows, weights[part], advantage[rows], old_logprobs[rows],
-                    None if ref_logprobs is None else ref_logprobs[rows], config, totals,
-                )  # fmt: skip
-                loss.backward()  # type: ignore[no-untyped-call]
-            totals.grad_norm += optimizer_step(model, optimizer, schedule, config.optimizer)
-            totals.steps += 1
-    model.eval()
+    try:
+        for _ in range(config.train.batch_epochs):
+            for places in batch.mini_batches(config.train.mini_batches, generator):
+                weights = token_weights(
+                    batch.response_mask[places], batch.trajectory[places], weighting=config.loss.aggregation
+                )
+                for part in micro_batches([batch.rows[place] for place in places], config.optimizer.micro_batch_tokens):
+                    rows = places[part]
+                    loss = _loss(
+                        model, batch, rows, weights[part], advantage[rows], old_logprobs[rows],
+                        None if ref_logprobs is None else ref_logprobs[rows], config, totals,
+                    )  # fmt: skip
+                    loss.backward()  # type: ignore[no-untyped-call]
+                totals.grad_norm += optimizer_step(model, optimizer, schedule, config.optimizer)
+                totals.steps += 1
+    finally:
+        optimizer.zero_grad(set_to_none=True)  # of a mini-batch that failed half way
+        model.eval()
     metrics = totals.metrics()
     metrics["advantage/memory_abs"] = _mean(memory_part.abs(), batch.mem_mask)
     metrics["advantage/abs"] = _mean(advantage.abs(), batch.response_mask)
@@ -140,9 +147,10 @@ def _loss(
     totals.add("train/clip_fraction_memory", clipped, mem_mask)
     totals.add("train/clip_fraction_other", clipped, mask & ~mem_mask)
     if totals.steps == 0:
-        gap = (detached - batch.old_logprobs[rows, :width]).abs()
-        totals.add("train/logprob_gap", gap, mask)
-        totals.largest_gap = max(totals.largest_gap, float(gap[mask].max()))
+        # Before the first step the policy is the one that sampled, so this is the two paths' rounding alone.
+        gap, fresh = (detached - batch.old_logprobs[rows, :width]).abs(), mask & batch.fresh[rows, None]
+        totals.add("train/logprob_gap", gap, fresh)
+        totals.largest_gap = max(totals.largest_gap, float(torch.where(fresh, gap, 0).max()))
     return loss
 
 
@@ -150,9 +158,7 @@ def _check_finite(loss: Tensor, logprobs: Tensor, batch: Batch, rows: Tensor) ->
     if torch.isfinite(loss):
         return
     bad = (~torch.isfinite(logprobs)).any(1).nonzero()[:, 0].tolist() or range(len(rows))
-    names = ", ".join(
-        f"trajectory {int(batch.trajectory[rows[i]])} turn {int(batch.turn_index[rows[i]])}" for i in list(bad)[:5]
-    )
+    names = ", ".join(batch.names[rows[place]] for place in list(bad)[:5])
     raise TrainingError(f"the loss is {float(loss)}; no step was taken. Rows concerned: {names}")
 
 
