@@ -3,7 +3,8 @@
     python benchmarks/retrieval_quality.py --index indexes/bm25 --questions qa/hotpotqa.jsonl qa/musique.jsonl
 
 A question counts for `any` if one of its supporting titles is among the titles of the top k, for
-`all` if every one is. Of a hybrid index, its parts are measured as well.
+`all` if every one is. Of a hybrid index its parts are measured
+as well, and of flat vectors an HNSW graph of them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ def main(args: Args) -> None:
     if manifest.bm25 is not None:
         searchers["bm25"] = Bm25Index.open(data / "bm25", manifest.bm25)
     if manifest.dense is not None:
-        searchers[f"dense, {manifest.dense.search}"] = DenseIndex.open(data / "dense", manifest.dense)
-    if len(searchers) == 2:
-        searchers["hybrid"] = HybridIndex(list(searchers.values()))
+        dense = DenseIndex.open(data / "dense", manifest.dense)
+        searchers[f"dense, {manifest.dense.search}"] = dense
+        if manifest.bm25 is not None:
+            searchers["hybrid"] = HybridIndex(list(searchers.values()))
+        if manifest.dense.search == "flat":
+            searchers["dense, hnsw"] = dense.approximate()
     print(f"| index | {' | '.join(path.stem for path in args.questions)} |")
     print("|---" * (1 + len(args.questions)) + "|")
     for name, searcher in searchers.items():

@@ -133,15 +133,15 @@ def best(scores: npt.NDArray[np.float32], top_k: int) -> list[Hit]:
     >>> best(np.array([0.0, 2.0, 3.0, 2.0], dtype=np.float32), 2)
     [(2, 3.0), (1, 2.0)]
     """
-    count = len(scores)
-    if top_k < count:
+    rows = np.flatnonzero(scores > 0)  # few of many: all that follows is small
+    positive = scores[rows]
+    if len(rows) > top_k:
         # Everything that reaches the k-th largest score: ties are then settled by place, not by chance.
-        least = np.partition(scores, count - top_k)[count - top_k]
-        rows = np.flatnonzero(scores >= least) if least > 0 else np.flatnonzero(scores > 0)
-    else:
-        rows = np.flatnonzero(scores > 0)
-    order = np.argsort(-scores[rows], kind="stable")[:top_k]
-    return [(int(row), float(scores[row])) for row in rows[order]]
+        least = np.partition(positive, -top_k)[-top_k]
+        reaching = np.flatnonzero(positive >= least)
+        rows, positive = rows[reaching], positive[reaching]
+    order = np.argsort(-positive, kind="stable")[:top_k]
+    return [(int(rows[place]), float(positive[place])) for place in order]
 
 
 def build(

@@ -116,6 +116,12 @@ class DenseIndex:
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
 
+    def approximate(self) -> DenseIndex:
+        """The same vectors behind an HNSW graph, in memory: what the exact search is compared with."""
+        graph = _new_faiss(self._vectors.d, "hnsw")
+        graph.add(self._vectors.reconstruct_n(0, self._vectors.ntotal))
+        return DenseIndex(graph, self._encoder)
+
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """The nearest rows of each query, nearest first; a blank query has none."""
         asked = [place for place, query in enumerate(queries) if query.strip()]

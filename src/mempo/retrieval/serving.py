@@ -20,6 +20,8 @@ from mempo.retrieval.wire import parse_health
 
 GRACE_SECONDS = 10
 """How long answers that are under way may take after a signal to stop."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the pauses of a training run, whose client would else find its connections closed."""
 
 
 def serve(
@@ -54,7 +56,13 @@ def serve(
                 file.write(f"{bound_port}\n")
         announce(f"listening on {url}")
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+    )
     # uvicorn raises the signal again when it has stopped; that is a stop as asked for, not a failure.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -15,7 +15,7 @@ from mempo.core import IndexFileError, Passage
 from mempo.retrieval import dense
 from mempo.retrieval.bm25 import Bm25Options
 from mempo.retrieval.dense import DenseOptions, Encoder
-from mempo.retrieval.index import build_index, open_faiss, open_index
+from mempo.retrieval.index import build_index, open_faiss, open_index, read_manifest
 
 faiss = pytest.importorskip("faiss")
 torch = pytest.importorskip("torch")
@@ -70,6 +70,16 @@ def test_the_nearest_passages_are_found_and_a_blank_query_has_none(tmp_path: Pat
     build_index([path], tmp_path / "index", dense_options=DenseOptions(search=search))
     ants, nothing, bees = found(tmp_path / "index", "ant red", " ", "bee blue")
     assert (ants[0], nothing, bees[0]) == ("0", [], "1")
+
+
+def test_an_hnsw_graph_of_a_few_flat_vectors_finds_the_same(tmp_path: Path, model: WordVectors) -> None:
+    build_index([corpus(tmp_path, *"abcdef")], tmp_path / "index", dense_options=DenseOptions())
+    data = tmp_path / "index" / read_manifest(tmp_path / "index").data
+    exact = dense.DenseIndex.open(data / "dense", DenseOptions())
+    queries = ["a", "b c", "f"]
+    assert [[row for row, _ in hits] for hits in exact.approximate().search(queries, 3)] == [
+        [row for row, _ in hits] for hits in exact.search(queries, 3)
+    ]
 
 
 @pytest.mark.usefixtures("model")
