@@ -51,7 +51,8 @@ class Objective:
 
     question: str
     answers: tuple[str, ...]
-    """Gold aliases, the first of which is the canonical one. Never empty."""
+    """Gold aliases, the first of which is the canonical one. Empty only where a question was asked
+    whose answer nobody knows (`mempo run`): a task file has none of these."""
     supporting_titles: tuple[str, ...] = ()
     """Titles of the passages that hold the answer, where the dataset knows them."""
 
@@ -81,7 +82,10 @@ class Task:
 
     @property
     def gold(self) -> str:
-        """The canonical answers, joined as the policy is asked to write them: `"a1; a2"`."""
+        """The canonical answers, joined as the policy is asked to write them: `"a1; a2"`.
+
+        Raises IndexError where an answer is not known.
+        """
         return "; ".join(objective.answers[0] for objective in self.objectives)
 
 

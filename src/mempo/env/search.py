@@ -37,3 +37,8 @@ class SearchTool:
         except RetrievalError as error:
             return Observation("The search failed. Try again.", error=f"{type(error).__name__}: {error}")
         return Observation(render_passages(passages), tuple(passages))
+
+    async def aclose(self) -> None:
+        """Close the retriever's connections, where it has some."""
+        if (close := getattr(self._retriever, "aclose", None)) is not None:
+            await close()
