@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mempo.algo import hidden_logprobs
+from mempo.config import OptimizerConfig
 from mempo.policy.models import hidden_states, output_head
 
 
@@ -103,3 +105,15 @@ def response_logprobs(
 
 def _as_rows(values: Tensor, counts: list[int]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(torch.split(values, counts)), batch_first=True)
+
+
+def autocast(model: PreTrainedModel, config: OptimizerConfig) -> AbstractContextManager[object]:
+    """Matrix products in bfloat16, where the settings ask for it."""
+    return torch.autocast(model.device.type, torch.bfloat16) if config.autocast_bfloat16 else nullcontext()
+
+
+def checkpoint_gradients(model: PreTrainedModel) -> None:
+    """Compute activations twice instead of keeping them; in training mode only."""
+    # transformers renamed the method; releases on both sides of that are supported.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

@@ -26,6 +26,7 @@ from mempo.rewards.memory import MemoryProbes
 from mempo.rollout import Rollout, group_trajectories
 from mempo.train.batch import Batch, make_batch
 from mempo.train.credit import with_memory_rewards, with_outcomes
+from mempo.train.forward import checkpoint_gradients
 from mempo.train.optimizer import make_optimizer, make_schedule
 from mempo.train.reference import Reference
 from mempo.train.replay import Replay
@@ -70,7 +71,7 @@ class Trainer:
         if config.loss.kl_beta or (config.advantage.alpha and config.memory.scorer == "reference"):
             self.reference = Reference(policy.model, starts_from_adapter=starts_from_adapter)
         if config.optimizer.gradient_checkpointing:  # works in training mode only: sampling and scoring do not notice
-            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_gradients(policy.model)
         self.optimizer: AdamW = make_optimizer(policy.model, config.optimizer)
         self.schedule: LambdaLR = make_schedule(self.optimizer, config.optimizer, self.total_steps)
         self.replay = Replay(config.replay, config.seed)

@@ -8,7 +8,6 @@ and does not depend on how they are cut.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +20,7 @@ from mempo.algo import clipped_tokens, kl_penalty, policy_loss, token_weights
 from mempo.config import Config
 from mempo.core import TrainingError
 from mempo.train.batch import Batch, batch_advantage
-from mempo.train.forward import micro_batches, response_logprobs
+from mempo.train.forward import autocast, micro_batches, response_logprobs
 from mempo.train.optimizer import optimizer_step
 from mempo.train.reference import Reference
 
@@ -106,7 +105,7 @@ def all_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> Tensor
     """`[turn, token]`: log-probs of all sampled tokens under a model, without gradient."""
     result = torch.zeros_like(batch.old_logprobs)
     for part in micro_batches(batch.rows, config.optimizer.micro_batch_tokens):
-        with _autocast(model, config):
+        with autocast(model, config.optimizer):
             scores = response_logprobs(model, [batch.rows[p] for p in part], temperature=config.rollout.temperature)
         result[torch.tensor(part), : scores.logprobs.shape[1]] = scores.logprobs.cpu()
     return result
@@ -124,7 +123,7 @@ def _loss(
     totals: UpdateTotals,
 ) -> Tensor:
     """The loss of one micro-batch: its share of the mini-batch's."""
-    with _autocast(model, config):
+    with autocast(model, config.optimizer):
         scores = response_logprobs(model, [batch.rows[row] for row in rows], temperature=config.rollout.temperature)
     logprobs = scores.logprobs
     width, device = logprobs.shape[1], logprobs.device
@@ -160,12 +159,6 @@ def _check_finite(loss: Tensor, logprobs: Tensor, batch: Batch, rows: Tensor) ->
     bad = (~torch.isfinite(logprobs)).any(1).nonzero()[:, 0].tolist() or range(len(rows))
     names = ", ".join(batch.names[rows[place]] for place in list(bad)[:5])
     raise TrainingError(f"the loss is {float(loss)}; no step was taken. Rows concerned: {names}")
-
-
-def _autocast(model: PreTrainedModel, config: Config) -> AbstractContextManager[object]:
-    if not config.optimizer.autocast_bfloat16:
-        return nullcontext()
-    return torch.autocast(model.device.type, dtype=torch.bfloat16)
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:
