@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from mempo.policy.local import LocalPolicy
 from mempo.text.render import Renderer
@@ -82,7 +84,7 @@ def tiny_llama(
 
 
 @torch.no_grad()
-def _make_mimetic(attention: torch.nn.Module) -> None:
+def _make_mimetic(attention: LlamaAttention) -> None:
     """Query and key equal and orthogonal, output the transpose of value; the scales are from trials."""
     width = attention.q_proj.in_features
     rotation, value = (torch.linalg.qr(torch.randn(width, width))[0] for _ in range(2))
@@ -92,7 +94,7 @@ def _make_mimetic(attention: torch.nn.Module) -> None:
     attention.o_proj.weight.copy_(0.5 * value.T)
 
 
-def tiny_policy(words: Sequence[str], *, seed: int = 0, **model: int) -> LocalPolicy:
+def tiny_policy(words: Sequence[str], *, seed: int = 0, **model: Any) -> LocalPolicy:
     """A policy with random weights over a small vocabulary.
 
     >>> tiny_policy(["yes", "no"]).count_tokens("yesno")
