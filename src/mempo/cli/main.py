@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +33,14 @@ COMMANDS: dict[str, Command] = {
     "data compose": Command("mempo.cli.data:compose_files", "make tasks of several questions out of single ones"),
     "data world": Command("mempo.cli.world:world", "make a fictional encyclopedia, and tasks about it"),
     "data teach": Command("mempo.cli.world:teach", "let a scripted searcher play tasks: cold-start trajectories"),
+    "run": Command("mempo.cli.run:run", "ask an agent a question and watch its turns"),
+    "rollout": Command("mempo.cli.rollout:run", "run an agent on a file of tasks; resumable"),
     "score": Command("mempo.cli.score:run", "score a file of answers against a task file: EM and F1 with intervals"),
+    "train": Command("mempo.cli.train:train", "train a policy with MemPO, or go on with an interrupted run"),
+    "export": Command("mempo.cli.train:export", "write a checkpoint as a plain Hugging Face folder"),
 }
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_OUTPUT_CLOSED = 0, 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets its escape
             stream.reconfigure(errors="backslashreplace")
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has left. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OUTPUT_CLOSED
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return EXIT_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from mempo.data import read_tasks
 from mempo.rewards import Mode, TaskScore, score_task
 from mempo.rewards.intervals import Interval
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
+from mempo.rollout.resume import last_tries
+from mempo.runlog import is_runlog, read_runlog
 
 SHOWN_MISSING = 10
 NAME_CHARACTERS = 40
@@ -26,16 +29,23 @@ PREDICTIONS holds one JSON object a line, {"id": ..., "answer": ...}, in any ord
 of several questions is one text with the answers separated by ";", null is no answer. A task without a
 line counts as wrong and is listed. An id twice, or of no task, is an error.
 
+PREDICTIONS may also be the run log of `mempo rollout`. Several tries at a task then count each, and no
+interval is shown: they are not independent.
+
 Examples:
   mempo score answers.jsonl tasks.jsonl
   mempo score answers.jsonl hotpot_dev_distractor_v1.json --mode hotpot --json
-  mempo score answers.jsonl tasks.jsonl --details scored.jsonl"""
+  mempo score answers.jsonl tasks.jsonl --details scored.jsonl
+  mempo score runs/first/run.jsonl tasks.jsonl"""
+
+Answers = dict[str, list[str | None]]
+"""The answers to each task id, one for each try."""
 
 
 @dataclass(frozen=True)
 class Args:
     predictions: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PREDICTIONS")]
-    """JSON lines with "id" and "answer"."""
+    """JSON lines with "id" and "answer", or a run log."""
     tasks: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TASKS")]
     """A task file of any format that `mempo data check` reads."""
     mode: Mode = "qa"
@@ -52,12 +62,16 @@ def run(prog: str, argv: Sequence[str]) -> int:
     """Entry point of `mempo score`."""
     args = tyro.cli(Args, prog=prog, args=argv, description=HELP)
     tasks = read_tasks(args.tasks).tasks
-    answers = read_predictions(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks)
-    scores = [score_task(answers.get(task.id), task, args.mode) for task in tasks]
+    answers = read_answers(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks)
+    tries = [(task, answer) for task in tasks for answer in answers.get(task.id, [None])]
+    asked = [task for task, _ in tries]
+    scores = [score_task(answer, task, args.mode) for task, answer in tries]
     missing = [task.id for task in tasks if task.id not in answers]
-    rows = summarise_by_source(tasks, scores, seed=args.seed)
+    rows = summarise_by_source(asked, scores, seed=args.seed)
+    if len(tries) > len(tasks):
+        rows = without_intervals(rows)
     if args.details is not None:
-        write_jsonl(args.details, render_details(tasks, scores, answers))
+        write_jsonl(args.details, render_details(asked, scores, [answer for _, answer in tries]))
     if args.json:
         report: dict[str, Json] = {"mode": args.mode, "unit": "percent", "seed": args.seed}
         report |= {"rows": [render_row(row) for row in rows], "missing": missing}
@@ -68,6 +82,24 @@ def run(prog: str, argv: Sequence[str]) -> int:
             shown = ", ".join(missing[:SHOWN_MISSING]) + (", ..." if len(missing) > SHOWN_MISSING else "")
             print(f"\nno answer for {len(missing)} of {len(tasks)} tasks, counted as wrong: {shown}")
     return 0
+
+
+def read_answers(path: Path, known: set[str], *, tasks_path: Path) -> Answers:
+    """The answers of a predictions file or of a run log. Raises DataError as `read_predictions` does."""
+    if not is_runlog(path):
+        return {task_id: [answer] for task_id, answer in read_predictions(path, known, tasks_path=tasks_path).items()}
+    found: Answers = {}
+    for (task_id, _), answer in last_tries(read_runlog(path), lambda trajectory: trajectory.answer).items():
+        if task_id not in known:
+            message = f"no task of this id in {tasks_path}; score against the file that was answered"
+            raise DataError(message, file=str(path), field="task", value=task_id)
+        found.setdefault(task_id, []).append(answer)
+    return found
+
+
+def without_intervals(rows: Iterable[ScoreSummary]) -> list[ScoreSummary]:
+    """Rows of several tries at a task: as these are not independent, intervals would come out too narrow."""
+    return [dataclasses.replace(row, em_interval=None, f1_interval=None) for row in rows]
 
 
 def read_predictions(path: Path, known: set[str], *, tasks_path: Path) -> dict[str, str | None]:
@@ -96,13 +128,13 @@ def read_predictions(path: Path, known: set[str], *, tasks_path: Path) -> dict[s
 
 
 def render_details(
-    tasks: Sequence[Task], scores: Sequence[TaskScore], answers: dict[str, str | None]
+    tasks: Sequence[Task], scores: Sequence[TaskScore], answers: Sequence[str | None]
 ) -> Iterable[dict[str, Json]]:
-    """One row a task, in order; scores are shares here, as in run logs."""
-    for task, score in zip(tasks, scores, strict=True):
+    """One row a try, in order; scores are shares here, as in run logs."""
+    for task, score, answer in zip(tasks, scores, answers, strict=True):
         yield {
             "id": task.id,
-            "answer": answers.get(task.id),
+            "answer": answer,
             "gold": task.gold,
             "em": score.em,
             "f1": score.f1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +79,7 @@ class Rollout:
 
     async def many(
         self, tries: Iterable[tuple[Task, int]], *, seed: int, concurrency: int, policy_step: int | None = None
-    ) -> AsyncIterator[Trajectory]:
+    ) -> AsyncGenerator[Trajectory, None]:
         """All `(task, rollout)` pairs, at most `concurrency` at once; yielded as they end.
 
         Where the caller stops early (an interrupt, `aclose`), the trajectories under way are dropped.

@@ -1,7 +1,7 @@
 """The record of a run: a versioned, append-only file of JSON lines. Reports read nothing else."""
 
 from mempo.runlog.info import collect_run_info, git_revision
-from mempo.runlog.reader import RunLog, read_runlog
+from mempo.runlog.reader import RunLog, is_runlog, read_runlog
 from mempo.runlog.records import (
     READS,
     SCHEMA,
@@ -15,7 +15,7 @@ from mempo.runlog.records import (
     TrajectoryRecord,
 )
 from mempo.runlog.secrets import redact_command, redact_text, redact_values
-from mempo.runlog.writer import RunLogWriter
+from mempo.runlog.writer import RunLogWriter, killed_in_header
 
 __all__ = [
     "READS",
@@ -32,6 +32,8 @@ __all__ = [
     "TrajectoryRecord",
     "collect_run_info",
     "git_revision",
+    "is_runlog",
+    "killed_in_header",
     "read_runlog",
     "redact_command",
     "redact_text",

@@ -111,6 +111,15 @@ def read_runlog(path: str | os.PathLike[str]) -> RunLog:
         raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(place)) from error
 
 
+def is_runlog(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a run log of any version does, so that a command may take other files, too."""
+    try:
+        with open(path, "rb") as file:
+            return f'"schema":"{SCHEMA}"'.encode() in file.read(200).replace(b" ", b"")
+    except OSError:
+        return False
+
+
 def cut_bytes(file: IO[bytes]) -> int:
     """Length of a last line that is not a whole record; 0 where there is none.
 

@@ -67,7 +67,7 @@ class RunLogWriter:
         for a file that is missing or no run log of a known version.
         """
         place = Path(path)
-        if place.is_file() and _killed_in_header(place):
+        if place.is_file() and killed_in_header(place):
             place.unlink()
             return cls.create(place, run, fsync=fsync)
         cut = read_runlog(place).cut_bytes
@@ -149,8 +149,8 @@ class RunLogWriter:
             raise
 
 
-def _killed_in_header(path: Path) -> bool:
-    """Whether the file holds no more than a part of its first line."""
+def killed_in_header(path: Path) -> bool:
+    """Whether a log holds no more than a part of its first line: `RunLogWriter.open` starts it anew."""
     with open(path, "rb") as file:
         first = file.readline()
         return not first.endswith(b"\n") and cut_bytes(file) == len(first)

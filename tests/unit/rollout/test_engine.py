@@ -411,7 +411,7 @@ async def test_case_48_a_slow_search_delays_its_own_trajectory_only() -> None:
         if len(found) == 7:
             break
     assert time.perf_counter() - started < 5
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert sorted(found) == [str(i) for i in range(1, 8)]
 
 
