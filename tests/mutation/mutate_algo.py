@@ -32,10 +32,14 @@ SECONDS_PER_MUTANT = 180
 EQUIVALENT: dict[str, str] = {
     "groups.py:deviations: 1 -> 2": "a group of one lies at its own lowest value, so its mean is 0 over anything",
     "groups.py:deviations: 1 -> 0": "0 / 0 in a group without counted rows, which no counted row reads",
+    "groups.py:deviations: 0 -> -1": "the only dimension is also the last",
+    "groups.py:deviations: 0 -> -1 #3": "the only dimension is also the last",
+    "groups.py:group_std: 0 -> -1": "the only dimension is also the last",
     "kl.py:kl_penalty: 'k3' -> 'mutant'": "whatever is neither k1 nor k2 is k3",
     "logprobs.py:hidden_logprobs: 1024 -> 1025": "the size of a chunk changes memory, not values",
     "logprobs.py:hidden_logprobs: 1024 -> 1023": "the size of a chunk changes memory, not values",
     "logprobs.py:hidden_logprobs: False -> True #3": "nothing random is recomputed",
+    "logprobs.py:hidden_logprobs: True -> False": "both were split alike",
     "losses.py:policy_loss: 0 -> 1 #3": "multiplied by a weight of 0",
     "losses.py:policy_loss: 0 -> -1 #3": "multiplied by a weight of 0",
     "losses.py:_ratio: 0 -> 1": "both callers mask the result again",
@@ -237,8 +241,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         survivors, tried = _survivors(mutants, snapshot, options.workers, start + options.seconds)
     unexpected = [name for name in survivors if name not in EQUIVALENT]
-    for name in survivors:
-        print(f"{'SURVIVED' if name in unexpected else 'equivalent'}  {name}")
     killed, equivalent = tried - len(survivors), len(survivors) - len(unexpected)
     print(
         f"{tried} of {len(mutants)} mutants tried in {time.monotonic() - start:.0f} s: "
@@ -270,7 +272,10 @@ def _survivors(mutants: Sequence[Mutant], snapshot: Path, workers: int, deadline
             with os.fdopen(write, "w", encoding="utf-8") as out:
                 for mutant in mutants[worker::workers]:
                     if time.monotonic() < deadline:
-                        print("survived" if survives(mutant, snapshot) else "killed", mutant.name, file=out, flush=True)
+                        survived = survives(mutant, snapshot)
+                        print("survived" if survived else "killed", mutant.name, file=out, flush=True)
+                        if survived:  # at once, for those who watch
+                            print("equivalent" if mutant.name in EQUIVALENT else "SURVIVED", mutant.name, flush=True)
             os._exit(0)
         os.close(write)
         pipes.append(read)

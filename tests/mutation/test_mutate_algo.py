@@ -66,4 +66,4 @@ def test_a_change_that_no_test_sees_is_reported(mutate_algo: ModuleType) -> None
     [name] = [name for name in mutate_algo.EQUIVALENT if name.startswith("kl.py")]
     command = [sys.executable, str(SCRIPT), "--only", name, "--workers", "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert f"equivalent  {name}" in result.stdout, result.stdout + result.stderr
+    assert f"equivalent {name}" in result.stdout, result.stdout + result.stderr

@@ -63,6 +63,13 @@ def test_clipped_tokens_are_those_without_gradient() -> None:
     assert ((gradient == 0) & mask).tolist() == clipped.tolist()
 
 
+def test_the_size_of_an_advantage_does_not_decide_whether_a_token_is_clipped() -> None:
+    # Ratios 1.3 and 0.7, beyond the default clips of a fifth; without an advantage there is nothing to clip.
+    new, old = torch.log(torch.tensor([[0.65, 0.65, 0.35, 0.35, 0.65]])), torch.log(torch.full((1, 5), 0.5))
+    advantage, mask = torch.tensor([[0.25, 4.0, -0.25, -4.0, 0.0]]), torch.ones(1, 5, dtype=torch.bool)
+    assert clipped_tokens(new, old, advantage, mask).tolist() == [[True, True, True, True, False]]
+
+
 def test_each_side_of_the_clip_is_its_own() -> None:
     new, old = torch.log(torch.tensor([[0.65, 0.35]])), torch.log(torch.full((1, 2), 0.5))  # ratios 1.3 and 0.7
     advantage, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
@@ -88,6 +95,13 @@ def test_tokens_without_weight_have_no_part_whatever_stands_there(garbage: float
     [gradient] = torch.autograd.grad(loss, new)
     assert gradient[0, 1].item() == 0.0
     assert gradient[0, 0].isfinite()
+
+
+def test_a_missing_advantage_without_weight_has_no_gradient() -> None:
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    loss = policy_loss(new, new.detach(), torch.tensor([[0.5, math.nan]]), torch.tensor([[1.0, 0.0]]))
+    [gradient] = torch.autograd.grad(loss, new)
+    assert gradient.tolist() == [[-0.5, 0.0]]
 
 
 def test_a_nan_with_a_weight_stays_visible() -> None:
