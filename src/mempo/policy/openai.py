@@ -41,7 +41,8 @@ Mode = Literal["chat", "tokens"]
 
 LACKING_STATUSES = (400, 404, 405, 415, 422, 500, 501)
 """How servers refuse a completion from token ids that they cannot do; some fail over it."""
-UNLISTED_STATUSES = (404, 405, 501)
+UNLISTED_STATUSES = (404, 405, 500, 501)
+"""How servers answer that have no list of models; `transformers serve` fails over it without a hub cache."""
 
 
 @dataclass(frozen=True, slots=True)

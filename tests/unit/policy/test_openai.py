@@ -251,9 +251,12 @@ async def test_given_abilities_are_believed(policy: Make) -> None:
     assert [request.path for request in server.requests] == [CHAT]
 
 
-async def test_a_server_without_a_list_of_models_is_asked_what_it_can_do_all_the_same(policy: Make) -> None:
+@pytest.mark.parametrize("status", [404, 500])
+async def test_a_server_without_a_list_of_models_is_asked_what_it_can_do_all_the_same(
+    policy: Make, status: int
+) -> None:
     served = vllm()
-    with StubServer(lambda request: Reply(404) if request.path == MODELS else served(request)) as server:
+    with StubServer(lambda request: Reply(status) if request.path == MODELS else served(request)) as server:
         assert await policy(server.url).abilities() == Abilities(True, True, None)
 
 
