@@ -37,6 +37,7 @@ def with_memory_rewards(
 ) -> list[Group]:
     """The groups with P(answer | memory), the baseline and R^M on every turn that has a memory.
 
+    Each trajectory also gets the score `worst_gold_token`, a mean over its memories, where it has one.
     All requests of all trajectories go to the scorer at once, equal ones once.
     Raises ValueError for a log-prob that is missing or not finite: exp(0) would be a perfect reward.
     """
@@ -55,8 +56,12 @@ def with_memory_rewards(
 
     def credited(trajectory: Trajectory) -> Trajectory:
         turns = zip(trajectory.turns, asked[id(trajectory)], strict=True)
+        worst = [values.worst_token(turn.memory) for turn in asked[id(trajectory)] if turn.memory is not None]
+        scores = {"worst_gold_token": sum(worst) / len(worst)} if worst else {}
         return dataclasses.replace(
-            trajectory, turns=tuple(_credited(turn, probe, values, config) for turn, probe in turns)
+            trajectory,
+            turns=tuple(_credited(turn, probe, values, config) for turn, probe in turns),
+            scores={**trajectory.scores, **scores},
         )
 
     return _map_trajectories(groups, credited)
@@ -78,6 +83,10 @@ class ProbeValues:
             objective = pad_sequence([torch.tensor(places) for places in probe.objectives], True, -1)
             self._known[probe] = float(_log_values(logprobs, objective).max())
         return self._known[probe]
+
+    def worst_token(self, probe: Probe) -> float:
+        """Probability of the least probable gold token, the best alias's: easy tokens hide a bad one in a mean."""
+        return math.exp(max(min(self._logprobs[request]) for request in probe.requests))
 
 
 def _log_values(logprobs: Tensor, objective: Tensor) -> Tensor:

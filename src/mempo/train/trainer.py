@@ -27,6 +27,7 @@ from mempo.rollout import Rollout, group_trajectories
 from mempo.train.batch import Batch, make_batch
 from mempo.train.credit import with_memory_rewards, with_outcomes
 from mempo.train.forward import checkpoint_gradients
+from mempo.train.health import batch_health
 from mempo.train.optimizer import make_optimizer, make_schedule
 from mempo.train.reference import Reference
 from mempo.train.replay import Replay
@@ -137,6 +138,8 @@ class Trainer:
         if len(rows):
             metrics |= self._update(rows)
         clock.lap("update")
+        metrics |= batch_health(groups, rows, config.advantage)
+        clock.lap("health")
         self.replay.add(groups)
         self.batches_done += 1
         metrics |= {"train/rows": float(len(rows)), "train/steps_done": float(self.steps_done)}
