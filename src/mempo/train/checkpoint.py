@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,24 +94,51 @@ def save_checkpoint(trainer: Trainer, tokenizer: Any, config: Config, folder: Pa
     Raises CheckpointError where it cannot be written, e.g. to a full disk; the checkpoints that were
     there are then still there.
     """
-    place = folder / f"batch-{trainer.batches_done:06d}"
-    with writing_aside(place) as aside:
+
+    def write(aside: Path) -> None:
         save_model(trainer.model, tokenizer, aside / "model")
         torch.save(trainer.optimizer.state_dict(), aside / "optimizer.pt")
         trainer.replay.write(aside / "replay.jsonl")
         (aside / "config.toml").write_text(render_toml(config), encoding="utf-8")
+
+    return write_checkpoint(
+        folder,
+        write,
+        batches_done=trainer.batches_done,
+        steps_done=trainer.steps_done,
+        tasks_sha256=tasks_sha256(trainer.tasks),
+        keep=config.checkpoint.keep,
+    )
+
+
+def write_checkpoint(
+    folder: Path,
+    write: Callable[[Path], None],
+    *,
+    batches_done: int,
+    steps_done: int,
+    tasks_sha256: str,
+    keep: int,
+) -> Checkpoint:
+    """What `write` puts into a folder, with a manifest, as `folder/batch-NNNNNN`; only the `keep` newest stay.
+
+    Raises CheckpointError as `save_checkpoint`.
+    """
+    place = folder / f"batch-{batches_done:06d}"
+    with writing_aside(place) as aside:
+        write(aside)
         manifest = Manifest(
             schema=SCHEMA,
             version=VERSION,
-            batches_done=trainer.batches_done,
-            steps_done=trainer.steps_done,
-            tasks_sha256=tasks_sha256(trainer.tasks),
+            batches_done=batches_done,
+            steps_done=steps_done,
+            tasks_sha256=tasks_sha256,
             files={name: _entry(aside / name) for name in _file_names(aside)},
         )
         (aside / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     with _writing(place), atomic_write(folder / POINTER) as file:
         file.write(f"{place.name}\n")
-    _remove_old(folder, trainer.batches_done, config.checkpoint.keep)
+    _remove_old(folder, batches_done, keep)
     return Checkpoint(place, manifest)
 
 
