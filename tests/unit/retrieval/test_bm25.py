@@ -67,6 +67,7 @@ def test_half_a_surrogate_in_a_query_leaves_the_other_words() -> None:
     assert [row for row, _ in index.search(["bee\ud800\x00 "], 3)[0]] == [1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), max_size=12), st.integers(1, 14))
 def test_best_is_a_sort_by_score_then_row_without_zeros(scores: list[float], top_k: int) -> None:
     expected = sorted(

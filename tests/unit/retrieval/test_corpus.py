@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mempo.core import DataError, IndexFileError, Passage
@@ -136,6 +136,7 @@ def test_a_stored_line_that_is_no_passage_is_named(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@settings(deadline=None)  # files are written
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20))
 def test_what_is_stored_is_read_back_by_row(
     tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]]
@@ -148,6 +149,7 @@ def test_what_is_stored_is_read_back_by_row(
     stored.close()
 
 
+@settings(deadline=None)
 @given(TEXT.filter(lambda title: "\n" not in title), TEXT)
 def test_contents_hold_title_and_text(title: str, text: str) -> None:
     passage = parse_passage({"id": "1", "contents": render_contents(title, text)})
