@@ -1,6 +1,6 @@
 """Does every operator and constant of `mempo.algo` matter to a test?
 
-    python tests/mutation/mutate_algo.py                      all mutants, about ten minutes on two cores
+    python tests/mutation/mutate_algo.py                      all mutants, one CPU second each
     python tests/mutation/mutate_algo.py --module memory      those of one file
     python tests/mutation/mutate_algo.py --sample 20          a few, drawn with --seed
 
@@ -48,6 +48,7 @@ EQUIVALENT: dict[str, str] = {
     "memory.py:answer_value: 1 -> 2 #2": "without entries there are no rows, or none has a gold token",
     "memory.py:answer_value: 1 -> 0 #2": "without entries there are no rows, or none has a gold token",
     "memory.py:answer_value: 1 -> 0 #6": "0 / 0 for an objective without tokens, which is not read",
+    "weights.py:token_weights: 0 -> -1": "the only dimension is also the last",
 }
 """Mutants that change no value, each with the reason."""
 
