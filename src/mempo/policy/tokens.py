@@ -80,4 +80,4 @@ def read_sampled(
     shown = token_ids[:-1] if token_ids and token_ids[-1] in end_ids else token_ids
     text = renderer.decode(shown)
     ends = [(len(text), len(text))] * (len(token_ids) - len(shown))
-    return text, (*token_offsets(shown, renderer), *ends)
+    return text, (*token_offsets(shown, renderer, text), *ends)

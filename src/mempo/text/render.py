@@ -150,6 +150,7 @@ class Renderer:
         )
         self._shape = functools.lru_cache(maxsize=256)(self._analyse)
         self._run_ids = functools.lru_cache(maxsize=2048)(self._encode_run)
+        self._piece = functools.cache(lambda id: self._decode([id]))
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids up to where the policy's next turn begins.
@@ -177,6 +178,9 @@ class Renderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, control tokens included."""
+        return self._piece(ids[0]) if len(ids) == 1 else self._decode(ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def drifted(self, ids: Sequence[int]) -> bool:
