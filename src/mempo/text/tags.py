@@ -12,12 +12,13 @@ cannot disagree about where a block lies. The rules, with examples, are in `docs
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mempo.core import Json, ToolCall
 
@@ -327,8 +328,14 @@ def argument_errors(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -
     >>> argument_errors({"query": 7}, {"type": "object", "properties": {"query": {"type": "string"}}})
     ["query: 7 is not of type 'string'"]
     """
-    from jsonschema import Draft202012Validator  # here, so that the command line starts fast
-
-    errors = Draft202012Validator(schema).iter_errors(dict(arguments))
+    errors = _validator(json.dumps(schema, default=dict)).iter_errors(dict(arguments))
     # `json_path` of a value inside the arguments is "$.query[0]", of the arguments themselves "$".
     return [f"{error.json_path[2:] or 'arguments'}: {error.message}" for error in errors]
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    """A validator of a schema in JSON, kept: to make one takes longer than to use it."""
+    from jsonschema import Draft202012Validator  # here, so that the command line starts fast
+
+    return Draft202012Validator(json.loads(schema))
