@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from mempo.config import ContextConfig, RolloutConfig
@@ -53,4 +54,5 @@ def make_context(context: ContextConfig) -> ContextPolicy:
 
 def make_system_prompt(tools: Sequence[Tool], context: ContextConfig) -> Callable[[Task], str]:
     """The system prompt of a task: the same for all tasks of as many objectives."""
-    return lambda task: system_prompt(tools, len(task.objectives), context.prompts)
+    prompt = functools.cache(lambda objectives: system_prompt(tools, objectives, context.prompts))
+    return lambda task: prompt(len(task.objectives))
