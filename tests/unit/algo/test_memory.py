@@ -132,7 +132,7 @@ def test_the_reward_is_the_gain_over_the_baseline_and_has_no_gradient() -> None:
 
 def test_a_missing_baseline_is_an_error() -> None:
     with pytest.raises(ValueError, match="baseline is missing"):
-        memory_reward(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.tensor([math.nan]))
+        memory_reward(torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool), torch.tensor([0.5, math.nan]))
 
 
 def test_no_rows_have_no_values() -> None:
@@ -183,11 +183,11 @@ def test_the_gates_are_those_of_the_config() -> None:
 def test_a_gated_turn_neither_gets_nor_counts() -> None:
     reward, group = torch.tensor([0.75, 0.25, 0.9]), torch.zeros(3, dtype=torch.long)
     gate = torch.tensor([True, True, False])
-    mask = torch.ones(3, 1, dtype=torch.bool)
+    mask = torch.tensor([[True, False], [True, True], [True, False]])
     both = memory_advantage(reward, group, mask, gate=gate)
     alone = memory_advantage(reward[:2], group[:2], mask[:2])
     assert torch.equal(both[:2], alone)
-    assert both[2].item() == 0.0
+    assert both[2].tolist() == [0.0, 0.0]
 
 
 # ---------------------------------------------------------------- advantage
