@@ -36,6 +36,8 @@ COMMANDS: dict[str, Command] = {
     "run": Command("mempo.cli.run:run", "ask an agent a question and watch its turns"),
     "rollout": Command("mempo.cli.rollout:run", "run an agent on a file of tasks; resumable"),
     "score": Command("mempo.cli.score:run", "score a file of answers against a task file: EM and F1 with intervals"),
+    "sft": Command("mempo.cli.sft:sft", "behaviour cloning: teach a policy the format from a teacher's trajectories"),
+    "sft-data": Command("mempo.cli.sft:sft_data", "sample a teacher and keep what is worth learning from, cost first"),
     "train": Command("mempo.cli.train:train", "train a policy with MemPO, or go on with an interrupted run"),
     "export": Command("mempo.cli.train:export", "write a checkpoint as a plain Hugging Face folder"),
 }

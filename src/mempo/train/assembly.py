@@ -32,7 +32,7 @@ def make_policy(config: Config) -> LocalPolicy:
     """
     settings = config.model
     tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
-    model = _adapted(_base_model(config, len(tokenizer)), settings, config.seed).to(device_of(settings))
+    model = adapt(_base_model(config, len(tokenizer)), settings, config.seed).to(device_of(settings))
     renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
     policy = LocalPolicy(
         model.eval(),
@@ -91,6 +91,7 @@ def _base_model(config: Config, vocabulary: int) -> PreTrainedModel:
             heads=tiny.heads,
             context_tokens=tokens,
             seed=derive_seed(config.seed, "model"),
+            mimetic=tiny.mimetic,
         )
     if Path(settings.path, "adapter_config.json").is_file():
         raise ConfigError(
@@ -100,7 +101,8 @@ def _base_model(config: Config, vocabulary: int) -> PreTrainedModel:
     return load_model(settings.path, dtype=settings.dtype)
 
 
-def _adapted(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTrainedModel:
+def adapt(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTrainedModel:
+    """The model with the adapter that `settings.lora` names, or new ones; itself where the rank is 0."""
     lora = settings.lora
     if lora.rank == 0:
         return model

@@ -15,31 +15,17 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from mempo.config import Config
-from mempo.config.sections import AnswerMode
-from mempo.core import DataError, Message, StopReason, Task, Trajectory, Turn, derive_seed
+from mempo.core import DataError, Message, Task, Trajectory, Turn, derive_seed
 from mempo.data.teacher import holds_answer, learn, script_for
 from mempo.data.world import UNKNOWN, is_world_task, split_notes
-from mempo.rewards.answers import score_task
 from mempo.rewards.memory import FULL_HISTORY, probe_prefix
+from mempo.rewards.verdict import Verdict, judge
 from mempo.rollout.assembly import make_context
 from mempo.text.context import ContextPolicy
 from mempo.text.render import Renderer
 from mempo.train.forward import TokenRow
-
-
-class Verdict(StrEnum):
-    """What a trajectory is worth as an example."""
-
-    RIGHT = "right"
-    """Well-formed, every answer right."""
-    WRONG = "wrong"
-    """Well-formed, a wrong answer: it teaches the format, and a teacher's weaknesses with it."""
-    UNANSWERED = "unanswered"
-    MALFORMED = "malformed"
-    """A turn breaks the format, or the number of answers is not that of the questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +37,6 @@ class ColdStart:
     counts: Mapping[str, int]
     """`right`, `wrong`, `unanswered`, `malformed`: trajectories read; `kept`, `kept_wrong`: of these, used;
     `turn_rows`, `probe_rows`: made of them; `too_long`: further rows that were left out."""
-
-
-def judge(trajectory: Trajectory, mode: AnswerMode = "qa") -> Verdict:
-    """Whether a trajectory can be learned from.
-
-    >>> from mempo.core import Objective
-    >>> task = Task("t", (Objective("Capital of France?", ("Paris",)),))
-    >>> right, wrong = Turn(0, "...", answer="Paris"), Turn(0, "...", answer="Rome")
-    >>> for turn in (right, wrong, replace(right, problems=("stray_text",))):
-    ...     print(judge(Trajectory(task, 0, (turn,), StopReason.ANSWERED, seed=0)))
-    right
-    wrong
-    malformed
-    """
-    if not trajectory.well_formed:
-        return Verdict.MALFORMED
-    if trajectory.stop is not StopReason.ANSWERED or trajectory.answer is None:
-        return Verdict.UNANSWERED
-    score = score_task(trajectory.answer, trajectory.task, mode)
-    if not score.count_ok:
-        return Verdict.MALFORMED
-    return Verdict.RIGHT if score.exact else Verdict.WRONG
 
 
 def make_cold_start(

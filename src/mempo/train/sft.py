@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,9 @@ class SftTrainer:
     def __init__(self, model: PreTrainedModel, data: ColdStart, config: Config) -> None:
         self.model = model
         self._data, self._sft, self._seed = data, config.sft, config.seed
+        # The rows say what the files held; where they lie, and on which device they train, is free.
+        model_settings = replace(config.model, device="auto")
+        self._settings = (replace(config.sft, files=()), model_settings, config.seed)
         self._plan = plan_steps(data.train, self._sft.epochs, self._sft.batch_tokens, config.seed)
         if self._sft.optimizer.gradient_checkpointing:
             checkpoint_gradients(model)
@@ -136,8 +139,8 @@ class SftTrainer:
 
     @property
     def plan_sha256(self) -> str:
-        """Tells one course of steps from another: the rows, their order, and the settings of training."""
-        digest = hashlib.sha256(repr(self._sft).encode())
+        """Tells one course of steps from another: the rows, their order, and the settings of model and training."""
+        digest = hashlib.sha256(repr(self._settings).encode())
         for row in itertools.chain(
             (self._data.train[place] for part in self._plan for place in part), self._data.heldout
         ):

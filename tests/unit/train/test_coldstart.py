@@ -10,16 +10,15 @@ from tests.fixtures.closed import closed_renderer, taught
 from mempo.config import Config, ContextConfig, SftConfig
 from mempo.core import DataError, Objective, Passage, StopReason, Task, Trajectory, Turn
 from mempo.rewards.memory import FULL_HISTORY, MemoryProbes, probe_prefix
+from mempo.rewards.verdict import Verdict, judge
 from mempo.text.context import ContextPolicy
 from mempo.text.prompts import notices
 from mempo.train.coldstart import (
     ColdStart,
     RowMaker,
-    Verdict,
     answer_from_history,
     answer_from_memory,
     heldout_tasks,
-    judge,
     make_cold_start,
 )
 from mempo.train.forward import TokenRow
@@ -40,28 +39,6 @@ def cold_start(trajectories: tuple[Trajectory, ...], **sft: object) -> ColdStart
 
 def texts(row: TokenRow) -> tuple[str, str]:
     return closed_renderer().decode(row.prompt_ids), closed_renderer().decode(row.response_ids)
-
-
-def answered(
-    answer: str | None, *, stop: StopReason = StopReason.ANSWERED, problems: tuple[str, ...] = ()
-) -> Trajectory:
-    return Trajectory(TASK, 0, (Turn(0, "...", answer=answer, problems=problems),), stop, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("trajectory", "verdict"),
-    [
-        (answered("Paris; Seine"), Verdict.RIGHT),
-        (answered("Paris; Rhine"), Verdict.WRONG),
-        (answered("Paris"), Verdict.MALFORMED),  # one answer to two questions
-        (answered("Paris; Seine", problems=("stray_text",)), Verdict.MALFORMED),
-        (answered(None, stop=StopReason.MAX_TURNS), Verdict.UNANSWERED),
-        (answered("Paris; Seine", stop=StopReason.CANCELLED), Verdict.UNANSWERED),
-        (Trajectory(TASK, 0, (), StopReason.POLICY_ERROR, seed=0), Verdict.MALFORMED),
-    ],
-)
-def test_a_trajectory_is_judged_by_its_format_and_all_its_answers(trajectory: Trajectory, verdict: Verdict) -> None:
-    assert judge(trajectory) is verdict
 
 
 def test_every_turn_becomes_one_row_with_the_prompt_that_a_rollout_would_show() -> None:
@@ -210,7 +187,7 @@ def test_rows_longer_than_a_rollout_allows_are_left_out_and_counted() -> None:
 
 def test_nothing_to_train_on_is_an_error_that_says_why() -> None:
     with pytest.raises(DataError, match=r"no row is left to train on; of the trajectories: 0 right, 1 wrong"):
-        cold_start((answered("Paris; Rhine"),))
+        cold_start((Trajectory(TASK, 0, (Turn(0, "...", answer="Paris; Rhine"),), StopReason.ANSWERED, seed=0),))
 
 
 def test_the_prefix_of_probes_is_the_scorers() -> None:
