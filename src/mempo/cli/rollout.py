@@ -34,7 +34,7 @@ from mempo.core import Json, Policy, StopReason, Task
 from mempo.data import read_tasks
 from mempo.rewards import Mode, score_task, trajectory_scores
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
-from mempo.rollout import RolloutHooks, make_rollout
+from mempo.rollout import RolloutHooks, make_context, make_rollout
 from mempo.rollout.progress import RolloutProgress, TryResult
 from mempo.rollout.resume import INCOMPLETE, TryId, check_same_run, check_same_tasks, last_tries, open_tries, try_id
 from mempo.runlog import RunInfo, RunLogWriter, collect_run_info, killed_in_header, read_runlog
@@ -91,6 +91,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
     args = tyro.cli(Args, prog=prog, args=list(argv), description=DESCRIPTION)
     check(args.rollout)
     check(args.context)
+    make_context(args.context)  # a set of prompts that is not there is named now, not after loading a model
     tasks = list(read_tasks(args.tasks, args.format))[: args.limit]
     info = collect_run_info(args, seeds={"run": args.seed}, prompts_hash=prompts_hash(args.context.prompts))
     path = args.out / "run.jsonl"

@@ -20,7 +20,7 @@ from mempo.cli.wiring import PolicyArgs, ToolArgs, check_policy, make_policy, op
 from mempo.config import ContextConfig, RolloutConfig, check
 from mempo.core import ConfigError, Json, Policy, StopReason, ToolCall, Trajectory, Turn
 from mempo.rewards.answers import split_answers
-from mempo.rollout import Agent
+from mempo.rollout import Agent, make_context
 
 DESCRIPTION = """Ask an agent one question, or several at once, and watch its turns: memory, thought, call, result.
 
@@ -79,6 +79,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
     rollout = RolloutConfig(**fields)
     check(rollout)
     check(args.context)
+    make_context(args.context)  # a set of prompts that is not there is named now, not after loading a model
     policy = make_policy(args.policy, rollout, args.context)
     trajectory = asyncio.run(_ask(args, policy, rollout, seed))
     return int(trajectory.answer is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,8 @@ async def mcp_tools(
     leave = asyncio.Event()
 
     async def hold() -> None:
-        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        # The real standard error, for the server's own words: a notebook's has no descriptor to give it.
+        async with stdio_client(server, sys.__stderr__ or sys.stderr) as streams, ClientSession(*streams) as session:
             await session.initialize()
             connected.set_result([McpTool(session, described) for described in await _list(session)])
             await leave.wait()

@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer that belongs to a model."""
-    with _quiet(), _errors(name):
+    with quiet(), _errors(name):
         if name == BUNDLED_SMOLLM2:
             folder, file = _smollm2_file()
             return AutoTokenizer.from_pretrained(folder, gguf_file=file)
@@ -45,7 +45,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"model.dtype is {dtype!r}; known: {', '.join(DTYPES)}")
-    with _quiet(), _errors(name):
+    with quiet(), _errors(name):
         if name == BUNDLED_SMOLLM2:
             model = _load_smollm2(DTYPES[dtype])
         else:
@@ -121,7 +121,7 @@ def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
 def bundled_config() -> Any:
     """The configuration of `bundled:smollm2`, without its weights."""
     folder, file = _smollm2_file()
-    with _quiet(), _errors(BUNDLED_SMOLLM2):
+    with quiet(), _errors(BUNDLED_SMOLLM2):
         return AutoConfig.from_pretrained(folder, gguf_file=file)
 
 
@@ -149,7 +149,8 @@ def _load_smollm2(dtype: torch.dtype) -> PreTrainedModel:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of transformers."""
     shown = transformers_logging.is_progress_bar_enabled()
     level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
