@@ -171,7 +171,7 @@ class RolloutConfig:
     concurrency: Positive = 128
     """Trajectories under way at the same time."""
     deadline_seconds: PositiveFloat = 600.0
-    """Longest wait for one generation."""
+    """Longest wait for one generation of a server, retries included."""
     stop_at_tool_error: bool = False
     """End a trajectory at a failed tool instead of telling the policy about it."""
     malformed: Literal["stop", "tell"] = "stop"

@@ -12,6 +12,7 @@ import pytest
 from mempo.config import ContextConfig, RolloutConfig
 from mempo.core import (
     ContextOverflowError,
+    FinishReason,
     Generation,
     GenerationRequest,
     Message,
@@ -30,7 +31,7 @@ from mempo.env import FunctionTool, SearchTool
 from mempo.policy.local import LocalPolicy
 from mempo.policy.scripted import ScriptedPolicy
 from mempo.policy.tiny import tiny_llama, tiny_policy, word_tokenizer
-from mempo.rewards import score_task
+from mempo.rewards import ran_out_of_room, score_task
 from mempo.rollout import Rollout, RolloutHooks, group_trajectories, make_rollout
 from mempo.rollout.engine import with_memory
 from mempo.text.render import Renderer
@@ -144,6 +145,14 @@ def test_case_18_a_cut_inside_the_thought_is_truncated_whatever_the_prompt_holds
     )
     assert recorder.queries == ["old"]
     assert (trajectory.stop, trajectory.answer) == (StopReason.TRUNCATED, None)
+
+
+def test_case_16_a_truncated_trajectory_is_kept_as_data_with_its_tokens_counted() -> None:
+    trajectory = one(spelling(["<mem>m</mem><think>" + "x" * 200]), max_response_tokens=120)
+    assert trajectory.stop is StopReason.TRUNCATED
+    assert ran_out_of_room(trajectory)
+    assert trajectory.response_tokens == 120
+    assert trajectory.turns[0].finish is FinishReason.LENGTH
 
 
 def test_case_55_a_cut_output_with_a_complete_answer_is_answered() -> None:
@@ -282,7 +291,7 @@ async def test_a_run_stops_when_too_many_trajectories_fail_and_all_ended_ones_ar
         async for trajectory in rollout.many([(TASK, i) for i in range(40)], seed=0, concurrency=4):
             seen.append(trajectory.rollout)
 
-    with pytest.raises(PolicyError, match=r"20 of 20 trajectories .* max_failure_rate = 0\.2; the last reason: gone"):
+    with pytest.raises(PolicyError, match=r"20 of 20 trajectories .*max_failure_rate = 0\.2; the last reason: gone"):
         await run()
     assert len(seen) == 20
 
