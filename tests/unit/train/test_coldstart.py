@@ -54,6 +54,20 @@ def test_every_turn_becomes_one_row_with_the_prompt_that_a_rollout_would_show() 
     assert texts(rows[1]) == (shown, second.text)
 
 
+def test_case_09_the_previous_turn_stands_in_the_prompt_byte_for_byte() -> None:
+    # json.dumps would write blanks behind the colons and commas.
+    said = '<mem>m</mem><think>t</think><tool_call>{"name":"search","arguments":{"query":"x"}}</tool_call>'
+    turns = (
+        Turn(0, said, memory="m", thought="t", observation="found"),
+        Turn(1, "<mem>m</mem>\n<think>t</think>\n<answer>Paris; Seine</answer>", memory="m", answer="Paris; Seine"),
+    )
+    rows = RowMaker(closed_renderer(), CONTEXT, lambda task: "", max_turns=16).turn_rows(
+        Trajectory(TASK, 0, turns, StopReason.ANSWERED, seed=0)
+    )
+    assert texts(rows[0])[1] == said
+    assert texts(rows[1])[0] == f"{TASK.question}\n\n{said}\n\n<information>found</information>\n\n"
+
+
 def test_the_last_allowed_turn_is_told_that_it_is_the_last() -> None:
     [trajectory] = taught(1, objectives=1)
     count = len(trajectory.turns)
