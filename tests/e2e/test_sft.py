@@ -80,7 +80,8 @@ def test_a_tiny_policy_is_cloned_saved_and_logged(
     taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert main(["sft", settings(taught, run)]) == 0
+    assert main(["sft", settings(taught, run), "--log.tensorboard", "True"]) == 0
+    assert list((run / "sft" / "tensorboard").glob("events.*"))
 
     log = read_runlog(run / "sft" / "run.jsonl")
     metrics = log.metrics("sft")

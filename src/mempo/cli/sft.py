@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mempo.cli import rollout
+from mempo.cli.progress import observers
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import ConfigError, MissingExtraError, Task, Trajectory
@@ -90,7 +91,15 @@ def sft(prog: str, argv: Sequence[str]) -> int:
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", extra="train") from error
     tools = [SearchTool(make_http_retriever(config.retriever), config.retriever.top_k)]
-    with _display(config) as observe:
+    with ExitStack() as stack:
+        show = stack.enter_context(_display(config))
+        watchers = observers(replace(config, run_dir=str(Path(config.run_dir) / "sft")), stack)
+
+        def observe(result: SftResult, trainer: SftTrainer) -> None:
+            show(result, trainer)
+            for watch in watchers:
+                watch("sft", result.step, result.metrics)
+
         run = run_sft(config, make_policy(config), tools, observe=observe, warn=_warn)
     counts, progress = run.data.counts, run.trainer.progress
     print(
