@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Test workers: the checks are memory-bound beyond two.
 WORKERS ?= 2
+# Real inference servers live in an environment of their own (3.4 GB).
+VLLM := .venv-vllm
 
-.PHONY: install test lint types demo clean
+.PHONY: install test test-vllm lint types demo clean
 
 install: $(STAMP)
 
@@ -30,8 +32,21 @@ types: install
 test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+$(VLLM)/.installed: tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	# torch first: what follows then takes this very build.
+	$(VLLM)/bin/python -m pip install --quiet "$$(grep '^torch==' tests/vllm/requirements.txt)"
+	$(VLLM)/bin/python -m pip install --quiet -r tests/vllm/requirements.txt
+	# Their releases on PyPI are for CUDA and fail to import beside a CPU build; text models need none of them.
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: install $(VLLM)/.installed
+	MEMPO_VLLM_BIN=$(VLLM)/bin $(BIN)/python -m pytest -m vllm tests/vllm
+
 demo: install
 	$(BIN)/python -m mempo.cli.demo
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis
