@@ -83,6 +83,24 @@ def test_the_summary_for_people(run: Run, capsys: pytest.CaptureFixture[str]) ->
     assert str(run.log) in shown
 
 
+@pytest.mark.skipif(os.name != "posix", reason="opens a pseudo-terminal")
+def test_on_a_terminal_a_bar_shows_what_is_going_on(run: Run) -> None:
+    reader, terminal = os.openpty()
+    command = [sys.executable, "-m", "mempo.cli.main", *run.arguments()]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
+    try:
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env=environment, timeout=60, check=True)
+        shown = os.read(reader, 100_000).decode()
+    finally:
+        os.close(reader)
+        os.close(terminal)
+    last = shown.split("\r")[-2]
+    assert "4/4" in last
+    assert "0 active" in last
+    assert "tokens/s, answered 4" in last
+    assert b"50.00" in ran.stdout
+
+
 def test_the_header_tells_the_settings(run: Run) -> None:
     run("--temperature", "0.5", "--context.prompts", "compact", "--seed", "7")
     info = read_runlog(run.log).header.run

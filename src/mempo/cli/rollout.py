@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,41 +137,36 @@ async def _roll(
             await check_policy(policy, args.rollout)
             rollout = make_rollout(policy, tools, args.rollout, args.context, hooks=hooks)
             running = rollout.many(tries, seed=args.seed, concurrency=args.rollout.concurrency)
-            with RunLogWriter.open(path, info) as log, _bar(progress):
+            with RunLogWriter.open(path, info) as log, _bar(progress) as advance:
                 async with aclosing(running) as trajectories:
                     async for trajectory in trajectories:
                         scored = dataclasses.replace(trajectory, scores=trajectory_scores(trajectory, args.mode))
                         log.write_trajectory(scored, split=SPLIT)
                         results[try_id(trajectory)] = TryResult.of(trajectory)
                         progress.trajectory(trajectory)
+                        advance()
     finally:
         await policy.aclose()
 
 
 @contextmanager
-def _bar(progress: RolloutProgress) -> Iterator[None]:
-    """A bar on standard error while the block runs; nothing where it is not a terminal."""
+def _bar(progress: RolloutProgress) -> Iterator[Callable[[], None]]:
+    """A bar on standard error while the block runs, and what moves it; nothing where it is not a terminal."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), _Numbers(progress))
-    with Progress(*columns, console=console, refresh_per_second=4) as bar:
-        bar.add_task("", total=progress.total)
-        yield
+    with Progress(*columns, console=console, refresh_per_second=4, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=progress.total)
+        yield lambda: bar.update(task, completed=progress.finished)
 
 
 class _Numbers(ProgressColumn):
-    """Active trajectories, tokens/s and stop reasons; it also moves the bar, from the thread that redraws."""
-
-    max_refresh = None
+    """Active trajectories, tokens/s and stop reasons, as they are at each redraw."""
 
     def __init__(self, progress: RolloutProgress) -> None:
         super().__init__()
         self._progress = progress
 
     def render(self, task: BarTask) -> Text:
-        task.completed = self._progress.finished
         numbers = f"{self._progress.active} active, {self._progress.tokens_per_second():.0f} tokens/s"
         return Text(", ".join(filter(None, [numbers, self._progress.stops()])))
 
