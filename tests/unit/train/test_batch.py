@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_a_turn_is_a_row_in_order_of_group_trajectory_and_turn() -> None:
 @pytest.mark.parametrize("field", ["response_mask", "mem_mask", "logprobs"])
 def test_case_04_lists_of_different_lengths_are_refused_with_trajectory_turn_and_lengths(field: str) -> None:
     # 10 ids and a mask of 12, as where ids were cut and the mask was not.
-    broken = dataclasses.replace(turn(2, 10), **{field: (1,) * 12})
+    changes: dict[str, Any] = {field: (1,) * 12}
+    broken = dataclasses.replace(turn(2, 10), **changes)
     with pytest.raises(TrainingError, match=rf"task/0 turn 2: .*response_ids 10, .*{field} 12"):
         make_batch([group(trajectory(broken))])
 
@@ -64,8 +66,10 @@ def test_case_04_lists_of_different_lengths_are_refused_with_trajectory_turn_and
 @pytest.mark.parametrize("field", ["prompt_ids", "response_ids"])
 def test_a_turn_without_ids_is_refused(field: str) -> None:
     # A server that hides its tokens cannot be trained from.
+    changes: dict[str, Any] = {field: ()}
+    broken = dataclasses.replace(turn(0), **changes)
     with pytest.raises(TrainingError, match="task/0 turn 0"):
-        make_batch([group(trajectory(dataclasses.replace(turn(0), **{field: ()})))])
+        make_batch([group(trajectory(broken))])
 
 
 def test_a_trajectory_without_an_outcome_is_refused() -> None:

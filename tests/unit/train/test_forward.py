@@ -37,9 +37,9 @@ def plain(model: PreTrainedModel, row: TokenRow, temperature: float = 1.0) -> li
     ids = torch.tensor([row.prompt_ids + row.response_ids])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1]
-    values: list[float] = (logits / temperature).log_softmax(1).gather(1, torch.tensor(row.response_ids)[:, None])[
-        :, 0
-    ].tolist()
+    values: list[float] = (
+        (logits / temperature).log_softmax(1).gather(1, torch.tensor(row.response_ids)[:, None])[:, 0].tolist()
+    )
     return values
 
 

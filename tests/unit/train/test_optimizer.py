@@ -57,8 +57,8 @@ def test_a_schedule_that_starts_later_has_the_rates_of_one_that_came_there() -> 
     assert later.get_last_lr()[0] == rates[4] == optimizer.param_groups[0]["lr"]
 
 
-def step_with(gradient: float, **options: float) -> tuple[torch.nn.Linear, float]:
-    config = OptimizerConfig(learning_rate=0.1, **options)
+def step_with(gradient: float, max_grad_norm: float = 1.0) -> tuple[torch.nn.Linear, float]:
+    config = OptimizerConfig(learning_rate=0.1, max_grad_norm=max_grad_norm)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     optimizer = make_optimizer(model, config)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from mempo.policy.tiny import tiny_llama
 from mempo.train.reference import Reference, is_adapted
-from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
 
 IDS = torch.tensor([[3, 4, 5, 6]])
 
@@ -60,11 +61,12 @@ def disturb(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "new adapters", "sft adapter"])
 def test_the_reference_is_the_start_and_does_not_move_with_the_policy(kind: str, sft_adapter: Path) -> None:
-    model = {
+    kinds: dict[str, Callable[[], PreTrainedModel]] = {
         "full": base,
         "new adapters": lambda: new_adapters(base()),
         "sft adapter": lambda: from_sft(sft_adapter),
-    }[kind]()
+    }
+    model = kinds[kind]()
     start = logits(model)
     reference = Reference(model, starts_from_adapter=kind == "sft adapter")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -85,9 +87,15 @@ def test_the_policys_mode_is_restored_even_after_an_error(sft_adapter: Path) -> 
     disturb(model)
     moved = logits(model.eval())
     model.train()
-    with pytest.raises(ZeroDivisionError), reference.active() as scorer:
-        assert not scorer.training
+    modes = []
+
+    def fail(scorer: PreTrainedModel) -> None:
+        modes.append(scorer.training)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), reference.active() as scorer:
+        fail(scorer)
+    assert modes == [False]
     assert model.training
     assert torch.equal(logits(model.eval()), moved)
 

@@ -1,0 +1,236 @@
+"""One batch's update: equal however it is cut, case 2, 61 and 64, guards, options."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
+from torch import Tensor
+
+from mempo.config import AdvantageConfig, Config, LossConfig, OptimizerConfig, TrainConfig
+from mempo.core import Group, TrainingError
+from mempo.train.batch import Batch, make_batch
+from mempo.train.optimizer import make_optimizer, make_schedule
+from mempo.train.reference import Reference
+from mempo.train.update import UpdateTotals, update
+
+SGD_LIKE = OptimizerConfig(learning_rate=1e-3, micro_batch_tokens=100_000, max_grad_norm=1e6)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    """Eight groups that the toy sampled, with rewards; several have outcomes that differ."""
+    trainer = toy_trainer(toy_config(train=TrainConfig(batch_tasks=8)))
+    return list(asyncio.run(trainer.train_batch()).groups)
+
+
+def config_with(**sections: Any) -> Config:
+    return toy_config(**{"optimizer": SGD_LIKE, **sections})
+
+
+def updated(
+    groups: list[Group], config: Config, batch: Batch | None = None
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weights after an update of a fresh policy, and the metrics."""
+    model = toy_policy().model
+    optimizer = make_optimizer(model, config.optimizer)
+    schedule = make_schedule(optimizer, config.optimizer, 10)
+    metrics = update(
+        model,
+        optimizer,
+        schedule,
+        batch or make_batch(groups),
+        config,
+        reference=Reference(model),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, metrics
+
+
+def gradients(groups: list[Group], config: Config) -> dict[str, Tensor]:
+    """The gradient, taken from AdamW's first moment after one step: 0.1 of it."""
+    model = toy_policy().model
+    optimizer = make_optimizer(model, config.optimizer)
+    update(
+        model,
+        optimizer,
+        make_schedule(optimizer, config.optimizer, 10),
+        make_batch(groups),
+        config,
+        reference=Reference(model),
+        generator=torch.Generator().manual_seed(0),
+    )
+    return {name: optimizer.state[parameter]["exp_avg"] / 0.1 for name, parameter in model.named_parameters()}
+
+
+def close(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: float = 1e-6) -> bool:
+    return all(torch.allclose(left[name], right[name], rtol=1e-4, atol=tolerance) for name in left)
+
+
+def with_micro(tokens: int) -> Config:
+    return config_with(optimizer=dataclasses.replace(SGD_LIKE, micro_batch_tokens=tokens))
+
+
+def test_case_64_one_row_at_a_time_equals_all_at_once(groups: list[Group]) -> None:
+    whole = gradients(groups, config_with())
+    assert max(float(g.abs().max()) for g in whole.values()) > 1e-3
+    assert close(gradients(groups, with_micro(1)), whole)
+    assert close(gradients(groups, with_micro(150)), whole)
+
+
+def test_case_64_on_policy_the_first_ratio_is_1_and_the_gap_is_logged(groups: list[Group]) -> None:
+    _, metrics = updated(groups, with_micro(1))
+    assert metrics["train/logprob_gap_max"] < 1e-5
+    assert 0 <= metrics["train/logprob_gap"] <= metrics["train/logprob_gap_max"]
+    assert metrics["train/clip_fraction_memory"] == metrics["train/clip_fraction_other"] == 0
+    assert metrics["train/kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_case_02_rows_that_are_left_out_do_not_weaken_the_others(groups: list[Group]) -> None:
+    without = [groups[0]]
+    failed = dataclasses.replace(groups[1], trajectories=tuple(
+        dataclasses.replace(t, turns=()) for t in groups[1].trajectories
+    ))  # fmt: skip
+    assert close(gradients([groups[0], failed], config_with()), gradients(without, config_with()))
+
+
+def test_gradient_checkpointing_changes_no_gradient(groups: list[Group]) -> None:
+    checkpointed = config_with(optimizer=dataclasses.replace(SGD_LIKE, gradient_checkpointing=True))
+    trainer = toy_trainer(checkpointed)  # the trainer switches it on
+    calls = 0
+    layer = trainer.model.model.layers[0].mlp
+    forward = layer.forward
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        result: Tensor = forward(x)
+        return result
+
+    layer.forward = counted
+    update(
+        trainer.model,
+        trainer.optimizer,
+        trainer.schedule,
+        make_batch(groups),
+        dataclasses.replace(checkpointed, loss=LossConfig(kl_beta=0.0)),
+        reference=None,
+        generator=torch.Generator().manual_seed(0),
+    )
+    plain, _ = updated(groups, config_with(loss=LossConfig(kl_beta=0.0)))
+    assert calls == 2, "once forward, once again in backward"
+    assert close({n: p.detach() for n, p in trainer.model.named_parameters()}, plain)
+
+
+def test_bfloat16_autocast_is_near_and_leaves_weights_in_float32(groups: list[Group]) -> None:
+    exact = gradients(groups, config_with())
+    rough = gradients(groups, config_with(optimizer=dataclasses.replace(SGD_LIKE, autocast_bfloat16=True)))
+    assert not close(rough, exact, 1e-7), "it was on"
+    flat = [torch.cat([g[name].flatten() for name in exact]) for g in (exact, rough)]
+    assert torch.cosine_similarity(flat[0], flat[1], dim=0) > 0.99
+    weights, _ = updated(groups, config_with(optimizer=dataclasses.replace(SGD_LIKE, autocast_bfloat16=True)))
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+
+
+def test_mini_batches_and_epochs_are_optimiser_steps(groups: list[Group]) -> None:
+    _, metrics = updated(groups, config_with(train=TrainConfig(batch_tasks=8, mini_batches=4, batch_epochs=2)))
+    assert metrics["train/steps"] == 8
+
+
+def test_alpha_0_needs_no_memory_rewards_and_equals_grpo_bit_for_bit(groups: list[Group]) -> None:
+    bare = [
+        Group(g.task, tuple(
+            dataclasses.replace(t, turns=tuple(dataclasses.replace(u, memory_reward=None) for u in t.turns))
+            for t in g.trajectories
+        ))
+        for g in groups
+    ]  # fmt: skip
+    grpo = config_with(advantage=AdvantageConfig(alpha=0.0))
+    left, _ = updated(groups, grpo)
+    right, metrics = updated(bare, grpo)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert metrics["advantage/memory_abs"] == 0
+
+
+def test_the_memory_advantage_changes_the_update(groups: list[Group]) -> None:
+    left, metrics = updated(groups, config_with())
+    right, _ = updated(groups, config_with(advantage=AdvantageConfig(alpha=0.0)))
+    assert metrics["advantage/memory_abs"] > 0
+    assert not close(left, right, 1e-8)
+
+
+def test_recomputed_old_log_probs_are_the_samplers_on_policy(groups: list[Group]) -> None:
+    sampler, _ = updated(groups, config_with())
+    recomputed, metrics = updated(groups, config_with(loss=LossConfig(kl_beta=0.001, old_logprobs="recomputed")))
+    again, _ = updated(groups, config_with(loss=LossConfig(kl_beta=0.001)))
+    assert metrics["train/clip_fraction_other"] == 0
+    assert close(recomputed, again)
+    assert sampler.keys() == recomputed.keys()
+
+
+def test_a_kl_penalty_pulls_back_to_the_reference(groups: list[Group]) -> None:
+    # Off the start the penalty's gradient is not 0: one more update is shorter with it than without.
+    def moved(beta: float) -> float:
+        config = config_with(loss=LossConfig(kl_beta=beta), train=TrainConfig(batch_tasks=8, batch_epochs=6))
+        start = dict(toy_policy().model.named_parameters())
+        weights, metrics = updated(groups, config)
+        assert ("train/kl" in metrics) == (beta > 0)
+        return sum(float((weights[name] - start[name]).detach().abs().sum()) for name in weights)
+
+    assert moved(50.0) < moved(0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_case_61_a_loss_that_is_not_finite_stops_the_step_and_names_the_row(groups: list[Group], value: float) -> None:
+    batch = make_batch(groups)
+    config = with_micro(1)
+    model = toy_policy().model
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, config.optimizer)
+    broken = dataclasses.replace(batch, outcome=batch.outcome.clone())
+    broken.old_logprobs[3, 0] = math.nan
+    if value == math.inf:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[:] = value
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(TrainingError, match="no step was taken") as caught:
+        update(
+            model,
+            optimizer,
+            make_schedule(optimizer, config.optimizer, 10),
+            broken,
+            config,
+            reference=Reference(model),
+            generator=torch.Generator().manual_seed(0),
+        )
+    assert any(name in str(caught.value) for name in batch.names)
+    if value != math.inf:
+        assert batch.names[3] in str(caught.value)
+    after = dict(model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) or value == math.inf for name in before)
+    assert all(parameter.grad is None for parameter in model.parameters()), "half a mini-batch is forgotten"
+    assert not model.training
+
+
+def test_case_61_a_huge_log_ratio_stays_finite(groups: list[Group]) -> None:
+    batch = make_batch(groups)
+    batch.old_logprobs[:] -= 100  # every ratio would be exp(100), inf in float32
+    weights, metrics = updated(groups, config_with(), batch)
+    assert all(w.isfinite().all() for w in weights.values())
+    assert math.isfinite(metrics["train/grad_norm"])
+
+
+def test_means_of_metrics_are_over_tokens() -> None:
+    totals = UpdateTotals()
+    totals.add("x", torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]))
+    totals.add("x", torch.tensor([[8.0, 100.0]]), torch.tensor([[True, False]]))
+    assert totals.metrics()["x"] == 4.0  # (1 + 3 + 8) / 3
+    totals.add("never", torch.tensor([[1.0]]), torch.tensor([[False]]))
+    assert "never" not in totals.metrics()
