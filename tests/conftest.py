@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+# The models of the tests are tiny: a second thread costs more than it computes, and a busy machine ten times as much.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
