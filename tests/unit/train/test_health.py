@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.toy import toy_config, toy_policy, toy_tasks
 
 from mempo.algo import trajectory_advantage
 from mempo.config import (
     AdvantageConfig,
     Config,
     MemoryConfig,
+    TrainConfig,
 )
-from mempo.core import Group, Objective, StopReason, Task, Trajectory, Turn, Usage
+from mempo.core import Group, Objective, Passage, StopReason, Task, Trajectory, Turn, Usage
+from mempo.env import SearchTool
+from mempo.retrieval.memory import MemoryRetriever
 from mempo.rewards.outcome import outcome_reward
+from mempo.runlog import EventRecord, read_runlog
 from mempo.train.batch import Batch, batch_advantage, make_batch
 from mempo.train.health import CollapseWatch, batch_health, gold_held, question_copy
+from mempo.train.run import RunParts, run_training
 
 TASK = Task("t", (Objective("Who wrote the Iliad?", ("Homer",)), Objective("Where was he born?", ("Chios",))))
 ADVANTAGE = AdvantageConfig()
@@ -251,3 +259,33 @@ def test_one_collapse_gives_one_warning_a_window() -> None:
 
 def test_metrics_that_are_absent_warn_of_nothing() -> None:
     assert watched(*[{} for _ in range(6)]) == [None] * 6
+
+
+@pytest.mark.parametrize("stop", [True, False])
+async def test_a_warning_is_logged_and_ends_the_run_where_that_is_asked_for(
+    stop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def look(self: CollapseWatch, metrics: Mapping[str, float]) -> str | None:
+        seen.append(metrics["reward"])
+        return "the reward fell" if len(seen) == 2 else None
+
+    monkeypatch.setattr(CollapseWatch, "look", look)
+    config = toy_config(run_dir=str(tmp_path), train=TrainConfig(batch_tasks=2, stop_at_collapse=stop))
+    policy = toy_policy()
+    warned: list[str] = []
+    parts = RunParts(policy, [SearchTool(MemoryRetriever([Passage("1", "France", "Paris")]), 1)], toy_tasks(8))
+    trainer = await run_training(config, parts, warn=warned.append)
+    await policy.aclose()
+
+    assert trainer.total_batches == 4
+    assert trainer.batches_done == len(seen) == (2 if stop else 4)
+    assert warned == ["the reward fell"]
+    [event] = [
+        record
+        for record in read_runlog(tmp_path / "run.jsonl").records()
+        if isinstance(record, EventRecord) and record.kind == "warning"
+    ]
+    assert (event.step, event.message) == (2, "the reward fell")
+    assert (tmp_path / "final" / "config.json").is_file()
