@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services.processes import MempoServer
 from tests.services.stubs import StubServer, echo_result, json_reply, retriever
 
 from mempo.cli.main import main
@@ -317,3 +318,28 @@ def test_smollm2_makes_the_same_trajectories_alone_and_together(run: Run, smollm
         records = read_runlog(out / "run.jsonl").trajectories()
         texts.append({r.trajectory.task.id: [t.text for t in r.trajectory.turns] for r in records})
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_real_questions_over_the_real_retriever_process_with_a_script_and_with_smollm2(
+    run: Run, smollm2_folder: Path, shared_data: Path, tmp_path: Path
+) -> None:
+    index = str(tmp_path / "index")
+    assert main(["index", "build", "--corpus", str(shared_data / "corpus.jsonl"), "--out", index]) == 0
+    run.tasks = shared_data / "qa" / "hotpotqa.jsonl"
+    with MempoServer("serve-retriever", "--index", index) as server:
+        run.searching = ["--retriever", server.url]
+        assert run("--limit", "20") == 0
+        small = ["--max-turns", "2", "--max-response-tokens", "32", "--context.prompts", "compact"]
+        out = tmp_path / "smollm2"
+        arguments = ["rollout", str(run.tasks), "--out", str(out), "--limit", "2", "--malformed", "tell"]
+        assert main([*arguments, *run.searching, *small]) == 0
+    scripted = [record.trajectory for record in read_runlog(run.log).trajectories()]
+    assert len(scripted) == 20
+    assert all(len(trajectory.turns[0].passages) == 3 for trajectory in scripted)
+    sampled = [record.trajectory for record in read_runlog(out / "run.jsonl").trajectories()]
+    assert len(sampled) == 2
+    for turn in (turn for trajectory in sampled for turn in trajectory.turns):
+        assert len(turn.response_ids) == len(turn.logprobs) == turn.usage.completion_tokens <= 32
+        assert len(turn.prompt_ids) == turn.usage.prompt_tokens

@@ -152,7 +152,8 @@ class Rollout:
                 turn, error = await self._observed(turn, parsed)
                 if error is not None:
                     errors.append(error)
-                    stop = StopReason.TOOL_ERROR if self._config.stop_at_tool_error else None
+                    if error.boundary == "tool" and self._config.stop_at_tool_error:
+                        stop = StopReason.TOOL_ERROR
             turns.append(turn)
             self._hooks.on_turn(task, turn)
             if stop is not None:

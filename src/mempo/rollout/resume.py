@@ -35,7 +35,7 @@ def open_tries(tasks: Sequence[Task], group_size: int, done: Iterable[TryId]) ->
     return ((task, index) for task in tasks for index in range(group_size) if (task.id, index) not in finished)
 
 
-def check_same_run(log: RunLog, run: RunInfo, *, ignored: Mapping[str, str] | Iterable[str] = ()) -> None:
+def check_same_run(log: RunLog, run: RunInfo, *, ignored: Iterable[str] = ()) -> None:
     """Raise a ConfigError that lists every setting in which the log's last run and this one differ.
 
     `ignored` are keys that change nothing about a trajectory.

@@ -202,6 +202,7 @@ def test_a_turn_without_an_action_stops_the_trajectory_or_is_told() -> None:
     assert observation.startswith("No action could be read: no complete mem block")
     [error] = told.errors
     assert (error.boundary, error.kind, error.turn) == ("environment", "malformed turn", 0)
+    assert one(spelling(script), malformed="tell", stop_at_tool_error=True).stop is StopReason.ANSWERED
     last = one(spelling(["no action"]), malformed="tell", max_turns=1)
     assert last.stop is StopReason.MALFORMED
 
