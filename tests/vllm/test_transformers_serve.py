@@ -25,7 +25,8 @@ from mempo.policy.openai import OpenAIPolicy
 from mempo.retrieval.memory import MemoryRetriever
 from mempo.rollout.assembly import make_rollout
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+# The first test waits for the server.
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUESTION = (Message("system", "You are helpful."), Message("user", "Name three cities of France."))
 

@@ -29,7 +29,8 @@ from mempo.retrieval.memory import MemoryRetriever
 from mempo.rollout.assembly import make_rollout
 from mempo.text.render import Renderer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+# The first test waits for the server.
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUESTION = (Message("system", "You are helpful."), Message("user", "Name three cities of France."))
 MEMORY = "<mem>Paris is the capital of France. Apollo 11 landed in 1969.</mem>\n<answer>"
