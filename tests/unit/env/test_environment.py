@@ -152,19 +152,19 @@ def test_an_observation_never_exceeds_the_limit_with_its_wrapper(text: str, limi
     made = ToolEnvironment(
         [named(lambda: text)],
         cut=lambda text, n: text[: max(0, n)],
-        count=LETTERS_COUNT,
+        count=letters_count,
         max_observation_tokens=limit,
         wrapper=wrap_information,
     )
     observation = asyncio.run(made.call(IT))
-    assert LETTERS_COUNT(wrap_information(observation.text)) <= limit
-    whole = LETTERS_COUNT(wrap_information(text)) <= limit
+    assert letters_count(wrap_information(observation.text)) <= limit
+    whole = letters_count(wrap_information(text)) <= limit
     assert observation.truncated == (not whole)
     assert observation.text == text if whole else observation.text.endswith(CUT_MARK)
     assert text.startswith(observation.text.removesuffix(CUT_MARK))
 
 
-def LETTERS_COUNT(text: str) -> int:
+def letters_count(text: str) -> int:
     return len(LETTERS.encode(text))
 
 

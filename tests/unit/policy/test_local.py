@@ -243,7 +243,7 @@ def test_a_policy_may_be_used_from_one_event_loop_after_another() -> None:
 
 
 @given(text=st.text(alphabet="one two three abc北é", max_size=60), limit=st.integers(min_value=0, max_value=30))
-def test_a_cut_text_is_the_longest_head_that_fits(text: str, limit: int) -> None:
+def test_a_cut_text_is_a_head_that_fits_and_nothing_is_cut_without_need(text: str, limit: int) -> None:
     policy = CUTTER
     head = policy.cut_tokens(text, limit)
     assert text.startswith(head)
