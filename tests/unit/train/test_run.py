@@ -1,0 +1,196 @@
+"""Whole runs in one process: what is written when, resuming, stopping, failing (case 75)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fixtures.toy import toy_config, toy_policy, toy_tasks
+from transformers import AutoModelForCausalLM
+
+from mempo.config import CheckpointConfig, EvalConfig, LogConfig, TrainConfig
+from mempo.config import Config as MempoConfig
+from mempo.core import CheckpointError, ConfigError, Passage, TrainingError
+from mempo.env.search import SearchTool
+from mempo.retrieval.memory import MemoryRetriever
+from mempo.runlog import EventRecord, RunLog, read_runlog
+from mempo.train.run import RunParts, evaluate, run_training
+from mempo.train.trainer import BatchResult, Trainer
+
+
+def parts() -> RunParts:
+    """A fresh policy, as in a new process."""
+    tools = [SearchTool(MemoryRetriever([Passage("1", "France", "Paris")]), 1)]
+    held_out = [dataclasses.replace(task, id=f"eval-{task.id}") for task in toy_tasks(3)]
+    return RunParts(toy_policy(), tools, toy_tasks(8), tools, held_out)
+
+
+def config_in(folder: Path, batches: int = 4, **sections: Any) -> MempoConfig:
+    base: dict[str, Any] = {
+        "run_dir": str(folder),
+        "train": TrainConfig(batch_tasks=2, max_batches=batches, epochs=9),
+        "eval": EvalConfig(files=("held-out.jsonl",), every_batches=2),
+        "checkpoint": CheckpointConfig(every_batches=2),
+    }
+    return toy_config(**{**base, **sections})
+
+
+def log_of(folder: Path) -> RunLog:
+    return read_runlog(folder / "run.jsonl")
+
+
+def events(folder: Path) -> list[str]:
+    return [r.kind for r in log_of(folder).records() if isinstance(r, EventRecord)]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in trainer.model.named_parameters()}
+
+
+def without_clock(metrics: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+    timed = ("seconds/", "tokens_per_second")
+    return {s: {k: v for k, v in values.items() if not k.startswith(timed)} for s, values in metrics.items()}
+
+
+async def test_a_run_writes_down_every_batch_and_evaluates_before_between_and_at_the_end(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    config = config_in(tmp_path, batches=3)
+    trainer = await run_training(config, parts(), observe=lambda split, step, metrics: seen.append((split, step)))
+    assert seen == [("eval", 0), ("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("eval", 3)]
+    log = log_of(tmp_path)
+    assert list(log.metrics()) == [1, 2, 3]
+    assert list(log.metrics("eval")) == [0, 2, 3]
+    assert len(list(log.trajectories(split="train", step=2))) == 8
+    assert [r.trajectory.task.id for r in log.trajectories(split="eval", step=0)] == ["eval-t0", "eval-t1", "eval-t2"]
+    assert {"reward", "f1", "memory/reward", "train/kl", "tokens_per_second"} <= log.metrics()[1].keys()
+    assert log.header.run.seeds == {"run": 0}
+    assert events(tmp_path) == ["checkpoint", "checkpoint", "end"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["batch-000002", "batch-000003", "latest"]
+    final = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert all(torch.equal(p, weights(trainer)[name]) for name, p in final.named_parameters())
+
+
+async def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = await run_training(config_in(tmp_path / "whole"), parts())
+
+    def stop_after_3(split: str, step: int, metrics: Mapping[str, float]) -> None:
+        if (split, step) == ("train", 3):
+            raise RuntimeError("the machine is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        await run_training(config_in(tmp_path / "cut"), parts(), observe=stop_after_3)
+    cut = await run_training(config_in(tmp_path / "cut"), parts())
+    assert all(torch.equal(weights(whole)[name], weights(cut)[name]) for name in weights(whole))
+    logs = [log_of(tmp_path / name) for name in ("whole", "cut")]
+    for split in ("train", "eval"):
+        left, right = (without_clock(log.metrics(split)) for log in logs)
+        assert left == right
+    ids = [[r.trajectory.turns[0].response_ids for r in log.trajectories(split="train")] for log in logs]
+    assert ids[0] == ids[1]
+    assert events(tmp_path / "cut") == ["checkpoint", "exception", "resumed", "checkpoint", "end"]
+
+
+async def test_case_70_a_finished_run_goes_on_where_more_batches_are_asked_for(tmp_path: Path) -> None:
+    await run_training(config_in(tmp_path, batches=2), parts())
+    seen: list[int] = []
+    more = config_in(tmp_path, batches=4)
+    await run_training(more, parts(), observe=lambda split, step, m: seen.append(step) if split == "train" else None)
+    assert seen == [3, 4]
+    done = await run_training(more, parts(), observe=lambda split, step, m: pytest.fail("nothing is left to do"))
+    assert done.batches_done == 4
+
+
+async def test_case_75_an_exception_leaves_every_batch_before_it_and_itself_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_batch = Trainer.train_batch
+
+    async def fails_at_7(self: Trainer) -> BatchResult:
+        if self.batches_done == 6:
+            raise TrainingError("the loss is nan")
+        return await train_batch(self)
+
+    monkeypatch.setattr(Trainer, "train_batch", fails_at_7)
+    with pytest.raises(TrainingError, match="nan"):
+        await run_training(config_in(tmp_path, batches=9), parts())
+    assert list(log_of(tmp_path).metrics()) == [1, 2, 3, 4, 5, 6]
+    last = list(log_of(tmp_path).records())[-1]
+    assert isinstance(last, EventRecord)
+    assert (last.kind, last.message) == ("exception", "the loss is nan")
+    assert "fails_at_7" in last.details["traceback"]
+
+
+async def test_a_cancelled_run_saves_what_it_has(tmp_path: Path) -> None:
+    config = config_in(tmp_path, batches=99, checkpoint=CheckpointConfig(every_batches=0))
+    ready = asyncio.Event()
+
+    def watch(split: str, step: int, metrics: Mapping[str, float]) -> None:
+        if (split, step) == ("train", 3):
+            ready.set()
+
+    run = asyncio.create_task(run_training(config, parts(), observe=watch))
+    await ready.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    [checkpoint] = (tmp_path / "checkpoints").glob("batch-*")
+    assert checkpoint.name in ("batch-000003", "batch-000004")
+    assert "interrupted" in events(tmp_path)
+
+
+async def test_case_72_a_broken_newest_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
+    await run_training(config_in(tmp_path), parts())
+    broken = tmp_path / "checkpoints" / "batch-000004" / "model" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-8])
+    warnings: list[str] = []
+    trainer = await run_training(config_in(tmp_path), parts(), warn=warnings.append)
+    assert trainer.batches_done == 4
+    [warning] = warnings
+    assert str(broken) in warning
+    assert "going on from batch-000002" in warning
+    assert "warning" in events(tmp_path)
+
+
+async def test_case_72_broken_checkpoints_alone_never_start_from_random_weights(tmp_path: Path) -> None:
+    await run_training(config_in(tmp_path), parts())
+    for checkpoint in (tmp_path / "checkpoints").glob("batch-*"):
+        (checkpoint / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is whole; remove them to start anew"):
+        await run_training(config_in(tmp_path), parts())
+
+
+async def test_without_resume_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path, checkpoint=CheckpointConfig(resume=False))
+    await run_training(config, parts())
+    with pytest.raises(ConfigError, match="holds a run already"):
+        await run_training(config, parts())
+
+
+async def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    first = asyncio.create_task(run_training(config_in(tmp_path, batches=50), parts()))
+    await asyncio.sleep(0)
+    with pytest.raises(TrainingError, match="another process trains in"):
+        await run_training(config_in(tmp_path), parts())
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_trajectories_are_written_as_often_as_the_config_says(tmp_path: Path) -> None:
+    for every, steps in ((0, set()), (2, {2, 4})):
+        folder = tmp_path / str(every)
+        await run_training(config_in(folder, log=LogConfig(trajectories_every_batches=every)), parts())
+        assert {record.step for record in log_of(folder).trajectories(split="train")} == steps
+
+
+async def test_an_evaluation_is_greedy_in_order_and_the_same_each_time() -> None:
+    config, own = toy_config(), parts()
+    one, two = [await evaluate(config, own) for _ in range(2)]
+    assert [t.task.id for t in one] == ["eval-t0", "eval-t1", "eval-t2"]
+    assert [[u.response_ids for u in t.turns] for t in one] == [[u.response_ids for u in t.turns] for t in two]
+    assert all("em" in t.scores for t in one)
