@@ -1,6 +1,6 @@
 """What a long task costs under each context, over the very same searches: a table and a plot.
 
-    python benchmarks/context.py --data ../shared/data --plot docs/images/context.png
+    python benchmarks/context.py --plot docs/images/context.png   # data at ../shared/data or $MEMPO_DATA
 
 An oracle searches and takes notes; its turns are then said again by a scripted policy, once for each
 context, through the rollout engine, the search tool and the renderer. No model runs: this counts
@@ -157,7 +157,7 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axes, field, title in zip(
@@ -168,7 +168,9 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
             objectives, tokens = [cost.objectives for cost in line], [getattr(cost, field) / 1000 for cost in line]
             axes.plot(objectives, tokens, marker=marker, markersize=4, linewidth=1.2, label=name)
         axes.set(title=title, xlabel="objectives", ylabel="thousand tokens", yscale="log", xticks=objectives)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
         axes.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
