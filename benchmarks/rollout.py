@@ -91,10 +91,10 @@ class Args:
     """Calls of the rollout that `generate` repeats one by one, spread evenly over all of them."""
     smollm2_one_by_one: int = 6
     """The same with SmolLM2."""
-    rounds: int = 5
-    """Repetitions with the tiny model; medians are shown."""
+    rounds: int = 6
+    """Repetitions with the tiny model; the first warms up, medians of the others are shown."""
     smollm2_rounds: int = 1
-    """Repetitions with SmolLM2."""
+    """Repetitions with SmolLM2; a single one is shown as it is, and takes minutes."""
     served_trajectories: int = 2000
     served_turns: int = 8
     """Turns of a served trajectory: all but the last are searches."""
@@ -243,8 +243,7 @@ def measure(subject: Subject, args: Args) -> Figures:
     if "sampling" in args.parts:
         figures |= loops(subject, calls) | neighbours(subject, calls)
     if subject.vllm_url is not None:
-        rate = asyncio.run(vllm_tokens_per_second(subject.vllm_url, calls))
-        figures["vllm_tokens_per_second"] = rate
+        figures["vllm_tokens_per_second"] = asyncio.run(vllm_tokens_per_second(subject.vllm_url, calls))
     return figures
 
 
@@ -253,7 +252,6 @@ def measure(subject: Subject, args: Args) -> Figures:
 
 def engine(subject: Subject) -> tuple[Figures, list[Row]]:
     """Batched rollouts and one-by-one `generate`, in turns; and the calls of one rollout."""
-    asyncio.run(rollout(subject, Puppet(subject)))  # the first touch of memory is slow
     rounds: list[dict[str, float]] = []
     for _ in range(subject.rounds):
         puppet = Puppet(subject)
@@ -331,7 +329,7 @@ def loops(subject: Subject, calls: Sequence[Row]) -> Figures:
     longest = max(row.max_tokens for row in rows)
     equal = [replace(row, max_tokens=longest) for row in rows]
     rounds: list[dict[str, float]] = []
-    for _ in range(subject.rounds + 1):
+    for _ in range(subject.rounds):
         theirs = elapsed(lambda: generate(subject.policy, equal))
         fixed = elapsed(lambda: sample(subject.policy, equal))
         ours = elapsed(lambda: sample(subject.policy, rows))
@@ -345,7 +343,7 @@ def loops(subject: Subject, calls: Sequence[Row]) -> Figures:
             }
         )
     shares = {"tokens_over_row_steps_of_a_fixed_batch": tokens(rows) / tokens(equal)}
-    return medians(rounds[1:]) | shares  # the first round warms up
+    return medians(rounds) | shares
 
 
 def neighbours(subject: Subject, calls: Sequence[Row]) -> Figures:
@@ -510,7 +508,8 @@ def elapsed(function: Callable[[], object]) -> float:
 
 
 def medians(rounds: Sequence[dict[str, float]]) -> Figures:
-    return {name: statistics.median(measured[name] for measured in rounds) for name in rounds[0]}
+    warm = rounds[1:] or rounds  # the first touch of memory is slow
+    return {name: statistics.median(measured[name] for measured in warm) for name in rounds[0]}
 
 
 if __name__ == "__main__":
