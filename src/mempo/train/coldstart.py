@@ -99,13 +99,13 @@ class RowMaker:
 
     def turn_rows(self, trajectory: Trajectory) -> list[TokenRow]:
         """One row a turn; turn number `max_turns` sees the notice that it is the last."""
-        turns = _as_text(trajectory.turns)
+        turns = self._encoded(trajectory.turns)
         return [
             TokenRow(
                 self._renderer.prompt_ids(
                     self._messages(self._context, trajectory.task, turns[:index], index == self._max_turns - 1)
                 ),
-                self._renderer.encode_turn(turn.text),
+                turn.response_ids,
             )
             for index, turn in enumerate(turns)
         ]
@@ -115,7 +115,7 @@ class RowMaker:
         return [row for index in turns for row in self._probes_of(trajectory, index)]
 
     def _probes_of(self, trajectory: Trajectory, index: int) -> Iterator[TokenRow]:
-        task, earlier, memory = trajectory.task, _as_text(trajectory.turns[:index]), trajectory.turns[index].memory
+        task, earlier, memory = trajectory.task, self._encoded(trajectory.turns[:index]), trajectory.turns[index].memory
         if memory is not None and (answer := answer_from_memory(task, memory)) is not None:
             yield self._probe(task, (), probe_prefix(memory), answer)
         if (answer := answer_from_history(task, earlier)) is not None:
@@ -124,6 +124,16 @@ class RowMaker:
     def _probe(self, task: Task, history: Sequence[Turn], prefix: str, answer: str) -> TokenRow:
         request = self._renderer.score_request(self._messages(FULL_HISTORY, task, history, False), prefix, answer)
         return TokenRow(request.prompt_ids, request.target_ids + self._renderer.encode_turn("</answer>"))
+
+    def _encoded(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The turns with ids as if the policy had sampled their texts: prompts splice them as in a rollout.
+
+        Encoded within a prompt, a turn without a template's tokens around it would melt into its neighbours.
+        """
+        ids = [self._renderer.encode_turn(turn.text) for turn in turns]
+        return [
+            replace(turn, response_ids=own, response_mask=(1,) * len(own)) for turn, own in zip(turns, ids, strict=True)
+        ]
 
     def _messages(
         self, context: ContextPolicy, task: Task, turns: Sequence[Turn], last_turn: bool
@@ -171,8 +181,3 @@ def _kept(trajectories: Iterable[Trajectory], config: Config, counts: Counter[st
         if verdict is Verdict.RIGHT or wrong:
             counts["kept"] += 1
             yield trajectory
-
-
-def _as_text(turns: Iterable[Turn]) -> list[Turn]:
-    """The turns without ids, so that a prompt encodes their texts."""
-    return [replace(turn, response_ids=(), response_mask=()) for turn in turns]

@@ -6,13 +6,20 @@ from dataclasses import replace
 
 import pytest
 from tests.fixtures.closed import closed_renderer, taught
+from tests.fixtures.tokenizers import family
 
-from mempo.config import Config, ContextConfig, SftConfig
-from mempo.core import DataError, Objective, Passage, StopReason, Task, Trajectory, Turn
+from mempo.config import Config, ContextConfig, RolloutConfig, SftConfig
+from mempo.core import DataError, Objective, Passage, StopReason, Task, ToolCall, Trajectory, Turn
+from mempo.env import SearchTool
+from mempo.policy.scripted import ScriptedPolicy
+from mempo.retrieval.memory import MemoryRetriever
 from mempo.rewards.memory import FULL_HISTORY, MemoryProbes, probe_prefix
 from mempo.rewards.verdict import Verdict, judge
+from mempo.rollout import make_context, make_rollout, make_system_prompt
 from mempo.text.context import ContextPolicy
 from mempo.text.prompts import notices
+from mempo.text.render import Renderer
+from mempo.text.tags import render_turn
 from mempo.train.coldstart import (
     ColdStart,
     RowMaker,
@@ -78,6 +85,25 @@ def test_the_last_allowed_turn_is_told_that_it_is_the_last() -> None:
     assert told == [False] * (count - 1) + [True]
 
 
+@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama3", "base", "smollm2"])
+async def test_rows_have_the_ids_of_a_rollout_that_said_the_same(name: str) -> None:
+    script = [
+        render_turn("nothing", "t", call=ToolCall("search", {"query": "Paris?"})),
+        render_turn("Paris; <|im_end|>", "t", answer="Paris; Seine"),
+    ]
+    renderer = Renderer(family(name))
+    policy = ScriptedPolicy(script, renderer=renderer)
+    tools = [SearchTool(MemoryRetriever([Passage("1", "France", "Paris is its capital.")]), 1)]
+    settings = RolloutConfig(max_turns=2)  # the second turn is told that it is the last
+    trajectory = await make_rollout(policy, tools, settings, ContextConfig()).one(TASK, rollout=0, seed=0)
+    assert len(trajectory.turns) == 2
+
+    context = ContextConfig()
+    maker = RowMaker(renderer, make_context(context), make_system_prompt(tools, context), max_turns=2)
+    sampled = [TokenRow(turn.prompt_ids, turn.response_ids) for turn in trajectory.turns]
+    assert maker.turn_rows(trajectory) == sampled
+
+
 def test_ids_of_the_teachers_own_tokenizer_are_never_used() -> None:
     [trajectory] = taught(1, objectives=1)
     foreign = replace(
@@ -97,8 +123,7 @@ def test_probe_rows_have_the_scorers_very_form() -> None:
     from_memory, from_history = maker.probe_rows(trajectory, [last])
 
     probes = MemoryProbes(closed_renderer(), Config().memory, context=CONTEXT, system_prompt=lambda task: "")
-    plain = replace(trajectory, turns=tuple(replace(turn, response_ids=()) for turn in trajectory.turns))
-    asked = probes.of_trajectory(plain)[last]
+    asked = probes.of_trajectory(trajectory)[last]
     assert asked.memory is not None
     assert asked.baseline is not None
     end = closed_renderer().encode_turn("</answer>")

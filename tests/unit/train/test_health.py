@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.closed import closed_renderer
 from tests.fixtures.toy import toy_config, toy_policy, toy_tasks
 
 from mempo.algo import trajectory_advantage
@@ -19,12 +20,15 @@ from mempo.config import (
     MemoryConfig,
     TrainConfig,
 )
-from mempo.core import Group, Objective, Passage, StopReason, Task, Trajectory, Turn, Usage
+from mempo.core import Group, Objective, Passage, ScoreRequest, StopReason, Task, Trajectory, Turn, Usage
 from mempo.env import SearchTool
 from mempo.retrieval.memory import MemoryRetriever
+from mempo.rewards.memory import MemoryProbes
 from mempo.rewards.outcome import outcome_reward
 from mempo.runlog import EventRecord, read_runlog
+from mempo.text.context import ContextPolicy
 from mempo.train.batch import Batch, batch_advantage, make_batch
+from mempo.train.credit import with_memory_rewards
 from mempo.train.health import CollapseWatch, batch_health, gold_held, question_copy
 from mempo.train.run import RunParts, run_training
 
@@ -289,3 +293,25 @@ async def test_a_warning_is_logged_and_ends_the_run_where_that_is_asked_for(
     ]
     assert (event.step, event.message) == (2, "the reward fell")
     assert (tmp_path / "final" / "config.json").is_file()
+
+
+def test_the_worst_gold_token_is_a_mean_over_the_memories_of_a_trajectory() -> None:
+    task = Task("c", (Objective("Capital of France?", ("Paris",)),))
+    said = trajectory(0, 1.0, turn(0, "Rome"), turn(1, "Paris"), turn(2, None), task=task)
+    said = replace(said, turns=tuple(replace(one, observation="found") for one in said.turns), scores={"em": 1.0})
+    config = MemoryConfig(baseline="none")
+    probes = MemoryProbes(closed_renderer(), config, context=ContextPolicy(), system_prompt=lambda task: "")
+
+    def score(requests: Sequence[ScoreRequest]) -> list[list[float]]:
+        # "Paris" is five single characters to the closed world; one of them is hard, in the first memory more so.
+        worst = [-2.0 if "Rome" in closed_renderer().decode(request.prompt_ids) else -1.0 for request in requests]
+        return [[-0.1] * (len(request.target_ids) - 1) + [w] for request, w in zip(requests, worst, strict=True)]
+
+    [group] = with_memory_rewards([Group(task, (said,))], probes, score, config)
+    [scored] = group.trajectories
+    assert scored.scores == {"em": 1.0, "worst_gold_token": pytest.approx((math.exp(-2) + math.exp(-1)) / 2)}
+    # The mean over all tokens hides it: exp(-(4 * .1 + 2) / 5) = .62.
+    assert scored.turns[0].memory_probability == pytest.approx(math.exp(-0.48))
+    without = Group(task, (trajectory(0, 1.0, turn(0, None), task=task),))
+    [group] = with_memory_rewards([without], probes, score, config)
+    assert group.trajectories[0].scores == {}
