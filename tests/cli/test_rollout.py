@@ -183,8 +183,10 @@ def test_a_foreign_file_in_the_place_of_the_log_is_refused(run: Run, capsys: pyt
 
 def test_tries_in_which_the_policy_failed_are_made_again(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.script.write_text(json.dumps([CALL]), encoding="utf-8")  # nothing to say in the second turn
-    assert run("--json") == 0
-    assert json.loads(capsys.readouterr().out)["stops"] == {"policy_error": 4}
+    assert run("--json") == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["stops"] == {"policy_error": 4}
+    assert "the same command makes them again" in printed.err
     run.script.write_text(json.dumps([CALL, ANSWER]), encoding="utf-8")
     assert run("--json") == 0
     report = json.loads(capsys.readouterr().out)

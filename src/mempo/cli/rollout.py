@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.progress import Task as BarTask
 from rich.text import Text
 
-from mempo.cli.main import EXIT_INTERRUPTED
+from mempo.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from mempo.cli.score import render_row, render_table, without_intervals
 from mempo.cli.wiring import PolicyArgs, ToolArgs, check_policy, make_policy, open_tools
 from mempo.config import ContextConfig, RolloutConfig, check
@@ -43,7 +43,8 @@ from mempo.text.prompts import prompts_hash
 DESCRIPTION = """Run an agent on every task of a file, many at once. OUT/run.jsonl gets each trajectory as it ends.
 
 Killed or interrupted, the same command goes on: what is in the log is not made again, except where
-the policy failed. A log of other settings is refused, unless --resume is given.
+the policy failed. A log of other settings is refused, unless --resume is given. The exit status is 1
+where the policy failed in some trajectories, 130 after Ctrl-C.
 
 examples:
   mempo rollout tasks.jsonl --out runs/smollm2 --corpus corpus.jsonl --max-turns 6
@@ -107,7 +108,10 @@ def run(prog: str, argv: Sequence[str]) -> int:
             return EXIT_INTERRUPTED
     report = summarise_results(tasks, results, args.rollout.group_size, args.mode)
     print(json.dumps(report.as_json(made=len(tries)), indent=2) if args.json else report.as_text(args.mode, path))
-    return 0
+    if failed := sum(report.stops.get(reason, 0) for reason in INCOMPLETE):
+        print(f"the policy failed in {failed} trajectories: the same command makes them again", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
 
 
 def _read_results(path: Path, tasks: Sequence[Task], info: RunInfo, *, resume: bool) -> dict[TryId, TryResult]:
