@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.services.stubs import Reply, Request, StubServer, echo_result, retriever
 
 from mempo.config import ContextConfig, RolloutConfig
 from mempo.core import (
@@ -31,6 +32,7 @@ from mempo.env import FunctionTool, SearchTool
 from mempo.policy.local import LocalPolicy
 from mempo.policy.scripted import ScriptedPolicy
 from mempo.policy.tiny import tiny_llama, tiny_policy, word_tokenizer
+from mempo.retrieval.client import HttpRetriever
 from mempo.rewards import ran_out_of_room, score_task
 from mempo.rollout import Rollout, RolloutHooks, group_trajectories, make_rollout
 from mempo.rollout.engine import with_memory
@@ -423,6 +425,31 @@ async def test_case_48_a_slow_search_delays_its_own_trajectory_only() -> None:
     assert time.perf_counter() - started < 5
     await stream.aclose()
     assert sorted(found) == [str(i) for i in range(1, 8)]
+
+
+async def test_case_48_a_search_that_hangs_is_told_as_failed_while_seven_others_have_long_ended() -> None:
+    def answer(request: Request) -> Reply:
+        [query] = request.json["queries"]
+        found = echo_result(request)
+        return Reply(200, found.body, found.headers, stall_seconds=3600) if query == "slow" else found
+
+    def script(messages: tuple[Message, ...]) -> str:
+        text = "".join(message.content for message in messages)
+        if "<information>" in text:
+            return ANSWER
+        return call("slow" if "slow" in text else f"quick {text.count('q')}")
+
+    with StubServer(retriever(answer)) as stub:
+        client = HttpRetriever(stub.url, timeout_seconds=1.0, retries=1, backoff_seconds=0.1)
+        tasks = [Task(str(i), (Objective("slow?" if i == 0 else "quick?", ("a",)),)) for i in range(8)]
+        found = await everything(engine(spelling(script), [SearchTool(client)]), [(task, 0) for task in tasks])
+        await client.aclose()
+    assert [trajectory.task.id for trajectory in found][-1] == "0"
+    slow = found[-1]
+    assert (slow.stop, slow.turns[0].observation) == (StopReason.ANSWERED, "The search failed. Try again.")
+    assert [error.kind for error in slow.errors] == ["RetrievalError"]
+    assert 2.0 <= slow.turns[0].tool_seconds < 4.0  # two attempts of a second, and the wait between
+    assert max(trajectory.seconds for trajectory in found[:-1]) < 1.5
 
 
 async def test_a_blocked_tool_holds_a_local_policy_up_for_the_gather_window_only() -> None:
