@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.services.stubs import HTML_502, StubServer, echo_result, json_reply, retriever
+from tests.services.stubs import HTML_502, Reply, Request, StubServer, echo_result, json_reply, retriever
 
 from mempo.cli.main import main
 from mempo.cli.run import render_call
@@ -187,6 +188,27 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, corpus: str)
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_ctrl_c_ends_at_once_with_the_turns_so_far(tmp_path: Path) -> None:
+    searches = 0
+
+    def answer(request: Request) -> Reply:
+        nonlocal searches
+        searches += 1
+        found = echo_result(request)  # the first search asks whether the retriever is there
+        return found if searches <= 2 else Reply(200, found.body, found.headers, stall_seconds=60)
+
+    with StubServer(retriever(answer)) as stub:
+        command = [sys.executable, "-m", "mempo.cli.main", "run", "France?", "--json"]
+        command += ["--script", script(tmp_path, CALL, CALL, ANSWER), "--retriever", stub.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=8)  # the search itself would take ten seconds
+    assert (first["type"], first["index"]) == ("turn", 0)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
 
 
 def test_a_call_is_shown_as_people_write_it() -> None:
