@@ -8,9 +8,10 @@ feed-forward width f, k key-value heads of size d, vocabulary V, c bytes of the 
                   starts from one; 0 where it is the base of new adapters
     optimizer     2 T t                                     two moments of AdamW
     gradients     T t
-    activations   m L (24 h + (5 h + 4 f) c)                m tokens of a micro-batch; what backward needs:
-                                                            norms in float32, attention, feed-forward
-                  m (L h c + one layer of the above)        with gradient checkpointing
+    activations   m (L + 1) (24 h + (5 h + 4 f) c)          m tokens of a micro-batch; what backward needs:
+                                                            norms in float32, attention, feed-forward; and
+                                                            as much again for the layer that is at work
+                  m (L h c + 2 layers of the above)         with gradient checkpointing
     head          3 * 1024 V 4 + V h 4                      a chunk of logits, its softmax and gradient; the
                                                             projection's gradient, or its float32 copy
     KV cache      rows (prompt + response) 2 L k d w        at the longest prompt and response
@@ -34,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from mempo.config import Config
 from mempo.core import ConfigError
-from mempo.policy.models import BUNDLED_SMOLLM2, DTYPES, bundled_config
+from mempo.policy.models import BUNDLED_SMOLLM2, DTYPES, bundled_config, model_folder
 from mempo.policy.tiny import tiny_llama
 from mempo.train.assembly import TINY, TINY_CONTEXT_TOKENS, check_context, tiny_tokenizer
 
@@ -119,6 +120,7 @@ def make_plan(config: Config) -> Plan:
 
     layer = 24 * width + (5 * width + 4 * inner) * computed
     kept = layers * width * computed + layer if config.optimizer.gradient_checkpointing else layers * layer
+    at_work = layer
     forward = (8 * width + 3 * inner) * weight
     rows_at_once = min(rollout.concurrency, MAX_ROLLOUT_ROWS, trajectories)
     parts = {
@@ -126,7 +128,7 @@ def make_plan(config: Config) -> Plan:
         "reference": _reference_bytes(config, parameters * weight, adapters * trained),
         "optimizer": 2 * trainable * trained,
         "gradients": trainable * trained,
-        "activations": micro_tokens * kept,
+        "activations": micro_tokens * (kept + at_work),
         "head": 3 * LOGIT_CHUNK_TOKENS * vocabulary * 4 + vocabulary * width * 4,
         "kv_cache": rows_at_once * row_tokens * 2 * layers * kv_width * weight,
         "prefill": rows_at_once * rollout.max_prompt_tokens * forward,
@@ -192,7 +194,7 @@ def _model_config(path: str) -> Any:
         return bundled_config()
     known = KNOWN_SHAPES.get(path)
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=known is not None)
+        return AutoConfig.from_pretrained(model_folder(path), local_files_only=known is not None)
     except (OSError, ValueError) as error:
         if known is not None:
             return Qwen2Config(**known)
