@@ -46,7 +46,8 @@ test-vllm: install $(VLLM)/.installed
 	MEMPO_VLLM_BIN=$(VLLM)/bin $(BIN)/python -m pytest -m vllm tests/vllm
 
 demo: install
-	$(BIN)/python -m mempo.cli.demo
+	rm -rf runs/demo
+	$(BIN)/mempo demo --out runs/demo
 
 clean:
 	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis

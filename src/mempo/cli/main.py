@@ -20,6 +20,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "demo": Command("mempo.cli.demo:run", "train a small forgetful agent on this machine and see what it learns"),
     "index build": Command("mempo.cli.index:build", "index a corpus for search: BM25, dense or both"),
     "index info": Command("mempo.cli.index:info", "show what an index is, and check that it is whole"),
     "index search": Command("mempo.cli.index:search", "search an index from the command line"),

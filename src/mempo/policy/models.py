@@ -95,10 +95,15 @@ def hidden_states(
     return output.last_hidden_state  # type: ignore[no-any-return]
 
 
-def project(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits in fp32 of hidden states, `[..., width]` to `[..., vocabulary]`."""
+def projection(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function from hidden states `[..., width]` to logits `[..., vocabulary]`, in fp32 whatever the weights' type.
+
+    Products rounded to bfloat16 would make one number of the logits 10.0 and 9.97, and the trainer, which
+    takes them in fp32, would disagree with the sampler. Weights are widened once, not in each call.
+    """
     head, scale = output_head(model)
-    return torch.nn.functional.linear(hidden, head).float() * scale
+    wide = head.float()
+    return lambda hidden: torch.nn.functional.linear(hidden.float(), wide) * scale
 
 
 def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, float]:

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from mempo.core import FinishReason
-from mempo.policy.models import hidden_states, project
+from mempo.policy.models import hidden_states, projection
 
 TAIL_TOKENS = 32
 """Tokens at the end of a row that are decoded to look for a stop string: more than any stop string has."""
@@ -91,6 +91,7 @@ def sample_rows(
         ids[index, : len(row.prompt_ids)] = torch.as_tensor(row.prompt_ids, device=device)
     mask = (torch.arange(width, device=device) < lengths[:, None]).long()
     sampler = _Sampler(rows, device)
+    project = projection(model)
     cache = DynamicCache(config=model.config)
     hidden = hidden_states(model, ids, mask, (torch.cumsum(mask, 1) - 1).clamp(min=0), cache)
     last_hidden = hidden[torch.arange(len(rows), device=device), lengths - 1]
@@ -99,7 +100,7 @@ def sample_rows(
     positions = lengths
     step = 0
     while active and not cancelled():
-        tokens, logprobs = sampler.draw(project(model, last_hidden), active, step)
+        tokens, logprobs = sampler.draw(project(last_hidden), active, step)
         step += 1
         on_tokens(len(active))
         kept = []
