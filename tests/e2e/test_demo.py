@@ -24,7 +24,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_demo_shows_a_table_and_the_same_task_before_and_after(demo: tuple[Path, str]) -> None:
     _, shown = demo
-    for row in ("before", "before, whole history", "after GRPO", "after MemPO"):
+    for row in ("before", "before, all turns", "after GRPO", "after MemPO"):
         assert f"│ {row} " in shown
     assert shown.count("right would be:") == 2
     first, second = (

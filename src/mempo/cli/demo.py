@@ -93,7 +93,7 @@ def _learn(args: Args, settings: list[str], console: Console) -> list[Outcome]:
     config = load_config("demo", settings)
     before = _evaluate(config, config.context)
     whole = _evaluate(config, dataclasses.replace(config.context, policy="full_history"))
-    outcomes = [Outcome("before", before), Outcome("before, whole history", whole)]
+    outcomes = [Outcome("before", before), Outcome("before, all turns", whole)]
     shown = _forgetful_task(before)
     console.rule("before training: it forgets")
     _show(before[shown], console)
@@ -217,7 +217,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(Column("policy", no_wrap=True), padding=(0, 0, 0, 1))
+    table = Table(Column("policy", no_wrap=True, min_width=17), padding=(0, 0, 0, 1))
     for column in (*COLUMNS, "facts kept"):
         table.add_column(column, justify="right")
     for outcome in outcomes:
