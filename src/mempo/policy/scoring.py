@@ -9,14 +9,14 @@ target tokens only, in chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
 from mempo.core import ScoreRequest
-from mempo.policy.models import hidden_states, project
+from mempo.policy.models import hidden_states, projection
 
 MIN_SHARED_TOKENS = 32
 """Below this, a shared prefix is cheaper to run again than to mask."""
@@ -50,8 +50,9 @@ def score_targets(
     sharing = share and not _slides(model)
     trees = plan_trees(sorted(distinct, key=_ids), tree_tokens if sharing else 0)
     results: dict[ScoreRequest, tuple[float, ...]] = {}
+    project = projection(model)
     for batch in _batches(trees, batch_tokens):
-        results.update(_score_batch(model, batch, temperature, pad_id))
+        results.update(_score_batch(model, project, batch, temperature, pad_id))
     return [results[request] if request.target_ids else () for request in requests]
 
 
@@ -160,7 +161,11 @@ def _batches(trees: Sequence[Tree], batch_tokens: int) -> Iterator[list[Tree]]:
 
 
 def _score_batch(
-    model: PreTrainedModel, trees: list[Tree], temperature: float, pad_id: int
+    model: PreTrainedModel,
+    project: Callable[[torch.Tensor], torch.Tensor],
+    trees: list[Tree],
+    temperature: float,
+    pad_id: int,
 ) -> dict[ScoreRequest, tuple[float, ...]]:
     width = max(len(tree.ids) for tree in trees)
     ids = torch.full((len(trees), width), pad_id)
@@ -179,7 +184,7 @@ def _score_batch(
     chunks = zip(
         torch.split(hidden[rows, columns], PROJECTION_ROWS), torch.split(targets, PROJECTION_ROWS), strict=True
     )
-    logprobs = torch.cat([_logprobs(project(model, part) / temperature, wanted) for part, wanted in chunks])
+    logprobs = torch.cat([_logprobs(project(part) / temperature, wanted) for part, wanted in chunks])
     values = iter(torch.split(logprobs, [len(places) for _, _, places in scored]))
     return {request: tuple(next(values).tolist()) for _, request, _ in scored}
 
