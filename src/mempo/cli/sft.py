@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -107,8 +108,7 @@ def sft(prog: str, argv: Sequence[str]) -> int:
         f"kept {counts['kept']}, {counts['kept_wrong']} of them wrong\n"
         f"rows: {counts['turn_rows']} of turns, {counts['probe_rows']} of the scorer's form, "
         f"{counts['too_long']} too long; {len(run.data.heldout)} held out\n"
-        f"done: {progress.steps_done} of {run.trainer.total_steps} steps, "
-        f"lowest held-out loss {progress.best_loss:.4f}; see {run.final}"
+        f"done: {progress.steps_done} of {run.trainer.total_steps} steps{_lowest(progress.best_loss)}; see {run.final}"
     )
     return 0
 
@@ -249,8 +249,12 @@ def _print_check(result: SftResult, trainer: SftTrainer) -> None:
 
 def _figures(result: SftResult, trainer: SftTrainer) -> str:
     speed = result.metrics["sft/tokens"] / result.metrics["seconds/sft"]
-    best = f", lowest held-out {trainer.progress.best_loss:.4f}" if trainer.progress.best_loss < float("inf") else ""
-    return f"loss {result.metrics['sft/loss']:.4f}{best}, {speed:.0f} tokens/s"
+    return f"loss {result.metrics['sft/loss']:.4f}{_lowest(trainer.progress.best_loss)}, {speed:.0f} tokens/s"
+
+
+def _lowest(loss: float) -> str:
+    """Nothing where no task is held out."""
+    return f", lowest held-out loss {loss:.4f}" if math.isfinite(loss) else ""
 
 
 def _warn(message: str) -> None:
