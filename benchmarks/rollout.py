@@ -112,16 +112,13 @@ class Args:
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
+    print(f"$ {' '.join(['python -m benchmarks.rollout', *sys.argv[1:]])}")
     figures: Figures = {}
     if "served" in args.parts:
-        figures |= served(args)
-    for name in args.models:
-        subject = SUBJECTS[name](args)
-        measured = measure(subject, args)
-        figures |= {f"{name}_{key}": value for key, value in measured.items()}
-    print(f"$ {' '.join(['python -m benchmarks.rollout', *sys.argv[1:]])}")
-    for key, value in figures.items():
-        print(f"{key:56} {value:.4g}" if isinstance(value, float) else f"{key:56} {value}")
+        figures |= shown(served(args))
+    for name in args.models if {"engine", "sampling"} & set(args.parts) else ():
+        measured = measure(SUBJECTS[name](args), args)
+        figures |= shown({f"{name}_{key}": value for key, value in measured.items()})
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
@@ -505,6 +502,13 @@ def elapsed(function: Callable[[], object]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
+
+
+def shown(figures: Figures) -> Figures:
+    """The figures, printed as soon as they are there."""
+    for name, value in figures.items():
+        print(f"{name:56} {value:.4g}" if isinstance(value, float) else f"{name:56} {value}", flush=True)
+    return figures
 
 
 def medians(rounds: Sequence[dict[str, float]]) -> Figures:
