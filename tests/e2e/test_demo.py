@@ -25,12 +25,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_demo_shows_a_table_and_the_same_task_before_and_after(demo: tuple[Path, str]) -> None:
     _, shown = demo
     for row in ("before", "before, all turns", "after GRPO", "after MemPO"):
-        assert f"│ {row} " in shown
+        assert f"│ {row}" in shown
     assert shown.count("right would be:") == 2
-    first, second = (
-        part.split("turn 1:")[0].split("question")[1:] for part in shown.split("it forgets")[1].split("the same task")
-    )
-    assert first == second
+    before, after = shown.split("it forgets")[1].split("the same task")
+    assert before.split("turn 1:")[0].split("question")[1:] == after.split("turn 1:")[0].split("question")[1:]
 
 
 def test_both_trainings_start_from_the_same_trajectories(demo: tuple[Path, str]) -> None:
