@@ -55,11 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _dispatch(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has left. Python would complain once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if sys.stdout is not None:  # a shell can close it: `mempo ... >&-`
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output (`| head`) has left
+        _settle_output()
         return EXIT_OUTPUT_CLOSED
+    except OSError as error:
+        # What the system refuses (a full disk, a folder that may not be written to) is no fault of the program.
+        _settle_output()
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _settle_output() -> None:
+    """Throw away output that cannot be written, or Python would complain once more when it flushes at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +33,8 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
     The content goes to a file beside `path`, is synced to the disk, and is renamed at the end: a
     reader never sees half of it, and an error or an interrupt leaves what was there before. Text
-    is UTF-8 with `\\n` line ends. The folder is made where it is missing.
+    is UTF-8 with `\\n` line ends. The folder is made where it is missing. A link stays a link: the
+    file that it leads to is replaced. Raises DataError for a folder or a device, which no file may replace.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +43,9 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     ...     Path(folder, "new", "a.txt").read_bytes()
     b'\\xc3\\xa9'
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise DataError("is no file that can be replaced; name another place to write to", file=os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -129,12 +133,13 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Json]]
 
 
 def parse_json(text: str) -> Json:
-    """Standard JSON only: no `NaN` or `Infinity`, and no half surrogate that UTF-8 cannot hold.
+    """Standard JSON only: no `NaN` or `Infinity`, no number too large for a float (`1e999` would be read as
+    infinite and could not be written again), and no half surrogate that UTF-8 cannot hold.
 
     Raises ValueError.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # Only an escape can put a half surrogate into a string that was decoded from UTF-8.
@@ -192,6 +197,13 @@ def _fail(error: DataError, on_error: OnError | None) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"the number {number:.40} is too large")
+    return value
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -153,3 +153,30 @@ def test_json_comes_back_as_it_was(value: object) -> None:
     line = render_json({"v": value})
     assert "\n" not in line
     assert parse_json(line) == {"v": value}
+
+
+def test_a_link_stays_a_link_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real.txt").write_text("old", encoding="utf-8")
+    link = tmp_path / "link.txt"
+    link.symlink_to("real.txt")
+    with atomic_write(link) as file:
+        file.write("new")
+    assert link.is_symlink()
+    assert (tmp_path / "real.txt").read_text(encoding="utf-8") == "new"
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    # A rename onto /dev/stdout or a named pipe would put a plain file in its place.
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(DataError, match="is no file that can be replaced"), atomic_write(path):
+            pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("text", ["1e999", '{"a": [-1e400]}'])
+def test_a_number_too_large_for_a_float_is_refused(text: str) -> None:
+    # Read as infinite it could not be written again.
+    with pytest.raises(ValueError, match="too large"):
+        parse_json(text)
