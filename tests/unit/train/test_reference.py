@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
+from tests.fixtures.toy import WORDS, toy_config, toy_policy, toy_trainer
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mempo.config import OptimizerConfig
 from mempo.policy.tiny import tiny_llama
 from mempo.train.reference import Reference, is_adapted
 
@@ -19,7 +20,7 @@ IDS = torch.tensor([[3, 4, 5, 6]])
 
 
 def base() -> PreTrainedModel:
-    return tiny_llama(14, width=16, layers=2, heads=2, context_tokens=512)
+    return tiny_llama(len(WORDS) + 3, width=16, layers=2, heads=2, context_tokens=512)
 
 
 def new_adapters(model: PreTrainedModel, *, random: bool = False) -> PreTrainedModel:
@@ -111,10 +112,12 @@ async def test_case_67_kl_is_0_at_the_first_step_from_an_sft_adapter(sft_adapter
     assert "train/kl" in first.metrics
 
 
-async def test_case_68_lora_trains_its_adapter_and_leaves_the_base_as_it_was() -> None:
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+async def test_case_68_lora_trains_its_adapter_and_leaves_the_base_as_it_was(gradient_checkpointing: bool) -> None:
     model = new_adapters(base())
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = toy_trainer(toy_config(), policy=toy_policy(model=model))
+    optimizer = OptimizerConfig(learning_rate=1e-2, gradient_checkpointing=gradient_checkpointing)
+    trainer = toy_trainer(toy_config(optimizer=optimizer), policy=toy_policy(model=model))
     result = await trainer.train_batch()
     assert result.metrics["train/grad_norm"] > 0
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
