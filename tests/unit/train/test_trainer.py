@@ -168,6 +168,15 @@ async def test_a_batch_with_nothing_to_train_on_takes_no_step_and_counts() -> No
     pytest.fail("no batch of equal groups came up")
 
 
+async def test_a_policy_that_fails_in_every_trajectory_stops_the_run() -> None:
+    trainer = toy_trainer()
+    with torch.no_grad():
+        trainer.model.get_input_embeddings().weight[:] = torch.nan
+    with pytest.raises(TrainingError, match=r"failed in every trajectory of the batch: .*logits are not finite"):
+        await trainer.train_batch()
+    assert trainer.batches_done == 0
+
+
 async def test_training_makes_right_answers_more_probable() -> None:
     # Every question has the same answer, which random weights give in about one of ten tries.
     tasks = [task for task in toy_tasks(32) if task.gold == "Paris"]
