@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mempo.algo import answer_value
+from mempo.algo import AnswerValue, answer_value
 from mempo.config import MemoryConfig, RewardConfig
 from mempo.core import Group, ScoreRequest, Trajectory, Turn
 from mempo.rewards.memory import MemoryProbes, Probe, TurnProbes
@@ -72,42 +71,32 @@ class ProbeValues:
 
     def __init__(self, logprobs: dict[ScoreRequest, Sequence[float]]) -> None:
         self._logprobs = logprobs
-        self._known: dict[Probe, float] = {}
+        self._known: dict[tuple[Probe, AnswerValue], float] = {}
 
-    def log_probability(self, probe: Probe) -> float:
-        """Logarithm of P(answer | context), the best alias's; in (-inf, 0]."""
-        if probe not in self._known:
+    def value(self, probe: Probe, value: AnswerValue = "probability") -> float:
+        """`answer_value` of the gold answer in the probe's context, the best alias's; in float64."""
+        if (probe, value) not in self._known:
             logprobs = pad_sequence(
                 [torch.tensor(self._logprobs[r], dtype=torch.float64) for r in probe.requests], True
             )
             objective = pad_sequence([torch.tensor(places) for places in probe.objectives], True, -1)
-            self._known[probe] = float(_log_values(logprobs, objective).max())
-        return self._known[probe]
+            self._known[probe, value] = float(answer_value(logprobs, objective >= 0, objective, value=value).max())
+        return self._known[probe, value]
 
     def worst_token(self, probe: Probe) -> float:
         """Probability of the least probable gold token, the best alias's: easy tokens hide a bad one in a mean."""
         return math.exp(max(min(self._logprobs[request]) for request in probe.requests))
 
 
-def _log_values(logprobs: Tensor, objective: Tensor) -> Tensor:
-    """Logarithm of `answer_value`, without underflow: one objective's mean log-prob is that logarithm itself."""
-    mask = objective >= 0
-    if int(objective.max()) == 0:
-        return answer_value(logprobs, mask, objective, value="logprob")
-    return answer_value(logprobs, mask, objective).log()
-
-
 def _credited(turn: Turn, probe: TurnProbes, values: ProbeValues, config: MemoryConfig) -> Turn:
     if probe.memory is None:
         return turn
-    log_memory = values.log_probability(probe.memory)
-    log_baseline = values.log_probability(probe.baseline) if probe.baseline is not None else None
-    memory, baseline = math.exp(log_memory), math.exp(log_baseline) if log_baseline is not None else 0.0
-    reward = memory - baseline if config.value == "probability" else log_memory - (log_baseline or 0.0)
+    kind: AnswerValue = "logprob" if config.value == "log_probability" else "probability"
+    reward = values.value(probe.memory, kind) - (values.value(probe.baseline, kind) if probe.baseline else 0.0)
     return dataclasses.replace(
         turn,
-        memory_probability=memory,
-        baseline=baseline,
+        memory_probability=values.value(probe.memory),
+        baseline=values.value(probe.baseline) if probe.baseline else 0.0,
         memory_reward=reward - config.length_penalty * sum(turn.mem_mask),
     )
 

@@ -129,6 +129,12 @@ def test_objectives_can_have_means_of_their_own() -> None:
     # Three tokens: Paris .9, the separator .5, Rome .1.
     assert joined.memory_reward == pytest.approx((0.9 * 0.5 * 0.1) ** (1 / 3))
     assert apart.memory_reward == pytest.approx((0.9 + 0.1) / 2)
+    [logs] = rewarded(
+        [group(turn(0, "m"), task=task)], by_token, baseline="none", gold="per_objective", value="log_probability"
+    )
+    # Each objective's own value, averaged, as `answer_value` has it: not the logarithm of the average.
+    assert logs.memory_reward == pytest.approx((math.log(0.9) + math.log(0.1)) / 2)
+    assert logs.memory_probability == pytest.approx((0.9 + 0.1) / 2)
 
 
 def test_the_best_alias_counts_where_it_is_asked_for() -> None:
