@@ -112,10 +112,12 @@ def make_batch(
         response_mask=_padded([turn.response_mask for turn in turns], torch.bool),
         mem_mask=_padded([turn.mem_mask for turn in turns], torch.bool),
         old_logprobs=_padded([turn.logprobs for turn in turns], torch.float32),
-        memory_reward=torch.tensor([float("nan") if t.memory_reward is None else t.memory_reward for t in turns]),
+        memory_reward=torch.tensor(
+            [float("nan") if t.memory_reward is None else t.memory_reward for t in turns], dtype=torch.float32
+        ),
         turn_index=torch.tensor([turn.index for turn in turns], dtype=torch.long),
         trajectory=torch.tensor(trajectory_of, dtype=torch.long),
-        outcome=torch.tensor(outcome),
+        outcome=torch.tensor(outcome, dtype=torch.float32),  # also where all are the integers 0 and 1
         group=torch.tensor(group_of, dtype=torch.long),
         fresh=torch.tensor(fresh, dtype=torch.bool),
         left_out={cause: count for cause, count in sorted(left_out.items()) if count},

@@ -31,9 +31,10 @@ _WORD = re.compile(r"\w+")
 def batch_health(groups: Sequence[Group], batch: Batch, config: AdvantageConfig) -> dict[str, float]:
     """The figures of one batch: of the trajectories just sampled, and of the rows that are trained on."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    equal = [len({trajectory.reward for trajectory in group.trajectories}) < 2 for group in groups]
+    # By the batch: a trajectory that is not trained on is no part of its group's statistics.
+    differing = torch.unique(batch.group)[group_std(batch.outcome, batch.group) > 0]
     return {
-        "groups/equal_outcomes": fmean(equal),
+        "groups/equal_outcomes": 1 - int((differing < len(groups)).sum()) / len(groups),
         "tokens/prompt": float(sum(turn.usage.prompt_tokens for t in trajectories for turn in t.turns)),
         "tokens/sampled": float(sum(turn.usage.completion_tokens for t in trajectories for turn in t.turns)),
         **_probabilities(trajectories),

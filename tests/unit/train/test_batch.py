@@ -103,6 +103,22 @@ def test_case_16_an_excluded_row_is_no_part_of_the_denominator() -> None:
     assert weights.sum().item() == pytest.approx(1.0)
 
 
+def test_what_is_left_out_is_no_part_of_its_groups_statistics() -> None:
+    right, cut = trajectory(turn(0)), trajectory(turn(0, reward=9.0), stop=StopReason.TRUNCATED, reward=0.0)
+    failed = trajectory(turn(0, reward=9.0), stop=StopReason.POLICY_ERROR, reward=0.0)
+    without = make_batch([group(right, right, cut, failed)], drop_truncated=True)
+    assert not batch_advantage(without, AdvantageConfig())[0].any()
+    # Kept, the cut one counts and the failed one still does not: 1, 1, 0 has mean 2/3 and std 0.577350.
+    kept, _ = batch_advantage(make_batch([group(right, right, cut, failed)]), AdvantageConfig(alpha=0.0))
+    assert kept[:, 0].tolist() == pytest.approx([0.577349, 0.577349, -1.154699], abs=1e-6)
+
+
+def test_outcomes_that_are_integers_are_not_rounded_to_integer_advantages() -> None:
+    batch = make_batch([group(trajectory(turn(0), reward=1), trajectory(turn(0), reward=0))])
+    advantage, _ = batch_advantage(batch, AdvantageConfig(alpha=0.0))
+    assert advantage[:, 0].tolist() == pytest.approx([0.707106, -0.707106], abs=1e-6)
+
+
 def test_groups_of_equal_outcomes_can_be_dropped() -> None:
     equal = group(trajectory(turn(0)), trajectory(turn(0)))
     mixed = group(trajectory(turn(0)), trajectory(turn(0), reward=0.0))

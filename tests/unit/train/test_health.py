@@ -86,6 +86,14 @@ def test_groups_with_equal_outcomes_and_groups_below_the_floor_are_counted() -> 
     ] == pytest.approx(2 / 3)
 
 
+def test_a_trajectory_that_is_not_trained_on_makes_no_outcomes_differ() -> None:
+    # Two right ones, and one that the machinery ended: its 0 is no outcome, and A^T of the others is 0.
+    failed = replace(trajectory(2, 0.0, turn(0, "m", reward=0.1)), stop=StopReason.POLICY_ERROR)
+    found = health(Group(TASK, (RIGHT, replace(RIGHT, rollout=1), failed)), config=AdvantageConfig(alpha=0.0))
+    assert found["groups/equal_outcomes"] == 1.0
+    assert found["rows/no_advantage"] == 1.0
+
+
 def test_case_30_and_33_equal_rewards_have_no_advantage_and_are_counted() -> None:
     for reward in (0.35, 0.5):
         group = Group(TASK, tuple(trajectory(i, reward, turn(0, None)) for i in range(7)))
