@@ -98,7 +98,7 @@ def response_logprobs(
     ).to(device)
     targets = torch.tensor([token for row in rows for token in row.response_ids], device=device)
     head, scale = output_head(model)
-    scores = hidden_logprobs(flat[places] * (scale / temperature), head, targets, chunk_tokens=chunk_tokens)
+    scores = hidden_logprobs(flat[places].float() * (scale / temperature), head, targets, chunk_tokens=chunk_tokens)
     counts = [len(row.response_ids) for row in rows]
     return RowScores(_as_rows(scores.logprobs, counts), _as_rows(scores.entropy, counts))
 
