@@ -172,3 +172,19 @@ def test_gold_answers_score_100_and_shuffled_ones_near_0_on_real_tasks(
     total = read_report(capsys)["rows"][-1]
     assert total["em"] < 3.0
     assert total["f1"] < 6.0
+
+
+def test_details_never_overwrite_what_is_scored(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(make_tasks(1), [("toy:0", "answer 0")])
+    before = files.tasks.read_bytes(), files.predictions.read_bytes()
+    (files.folder / "link.jsonl").symlink_to(files.tasks)
+    for path in (files.tasks, files.predictions, files.folder / "." / "link.jsonl"):
+        assert files.score("--details", str(path)) == 1
+        assert "--details would overwrite what is scored" in capsys.readouterr().err
+    assert (files.tasks.read_bytes(), files.predictions.read_bytes()) == before
+
+
+def test_a_negative_seed_is_an_error(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(make_tasks(1), [("toy:0", "answer 0")])
+    assert files.score("--seed", "-1") == 1
+    assert capsys.readouterr().err == "error: --seed must be at least 0 (got -1)\n"

@@ -70,6 +70,8 @@ def show(prog: str, argv: Sequence[str]) -> int:
 
 def check(prog: str, argv: Sequence[str]) -> int:
     args = tyro.cli(CheckArgs, prog=prog, args=list(argv), description=CHECK_HELP)
+    if not args.configs:
+        raise ConfigError("give at least one config: a TOML file or a preset")
     failed = False
     for name in args.configs:
         try:

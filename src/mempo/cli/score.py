@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from mempo.core import DataError, Json, Task
+from mempo.core import ConfigError, DataError, Json, Task
 from mempo.core.files import read_jsonl, write_jsonl
 from mempo.data import read_tasks
 from mempo.rewards import Mode, TaskScore, score_task
@@ -61,6 +61,11 @@ class Args:
 def run(prog: str, argv: Sequence[str]) -> int:
     """Entry point of `mempo score`."""
     args = tyro.cli(Args, prog=prog, args=argv, description=HELP)
+    if args.seed < 0:
+        raise ConfigError(f"--seed must be at least 0 (got {args.seed})")
+    for source in (args.predictions, args.tasks):
+        if args.details is not None and args.details.resolve() == source.resolve():
+            raise DataError("--details would overwrite what is scored; name another file", file=str(args.details))
     tasks = read_tasks(args.tasks).tasks
     answers = read_answers(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks)
     tries = [(task, answer) for task in tasks for answer in answers.get(task.id, [None])]

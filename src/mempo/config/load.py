@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import math
 import os
 import re
 import tomllib
@@ -115,7 +116,7 @@ def _layers(name: str, cls: type) -> tuple[dict[str, Any], dict[str, str]]:
     text, origin, folder = _read(name)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from error
     base = table.pop("preset", None)
     if base is not None and base not in presets():
@@ -195,9 +196,12 @@ def _converted(values: Mapping[str, Any], cls: type, origin: str, folder: Path) 
 
 def _convert(key: str, value: Any, hint: Any, origin: str) -> Any:
     try:
-        return msgspec.convert(value, hint)
+        found = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{_shown(key, value, origin)}: expected {describe(hint)}") from error
+    if isinstance(found, float) and not math.isfinite(found):  # TOML and tyro know `inf`; no setting means it
+        raise ConfigError(f"{_shown(key, value, origin)}: expected {describe(hint)}, and finite")
+    return found
 
 
 def _paths(value: Any, rule: InputPath) -> list[str]:

@@ -55,3 +55,8 @@ def test_the_messages_in_the_docs_are_those_that_are_printed(
     for command, message in sessions:
         assert main(command.split()) == 1
         assert capsys.readouterr().err == f"{message}\n"
+
+
+def test_check_of_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check"]) == 1
+    assert "give at least one config" in capsys.readouterr().err

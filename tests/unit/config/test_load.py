@@ -343,3 +343,17 @@ def test_each_option_of_the_method_has_a_name_and_the_first_is_the_default_unles
     for choice in choices:
         value = key_values(load_config("paper", [f"--{key}", choice]))[key]
         assert value in (choice, (choice,), choice == "True")
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_numbers_that_are_not_finite_are_refused_in_a_file_and_on_the_command_line(tmp_path: Path, value: str) -> None:
+    path = write(tmp_path, f"[optimizer]\nlearning_rate = {value}\n")
+    with pytest.raises(ConfigError, match=rf"optimizer.learning_rate = {value} \(run.toml\): expected a number"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=rf"advantage.alpha = {value} \(command line\): expected a number"):
+        load_config("paper", [f"--advantage.alpha={value}"])
+
+
+def test_brackets_without_end_are_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml is not TOML"):
+        load_config(write(tmp_path, "seed = " + "[" * 20_000 + "]" * 20_000))
