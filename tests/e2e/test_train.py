@@ -142,17 +142,20 @@ def test_case_71_a_killed_run_goes_on_and_ends_where_the_whole_one_did(place: Pa
     assert list(read_runlog(run / "run.jsonl").metrics()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_ctrl_c_saves_and_exits_130(place: Path) -> None:
-    run = place / "interrupted"
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_a_polite_end_save_and_tell_it_by_the_status(
+    place: Path, number: signal.Signals, status: int
+) -> None:
+    run = place / number.name
     process = mempo(
         "train", str(place / "toy.toml"), "--run-dir", str(run), "--train.max-batches", "200",
         "--checkpoint.every-batches", "0", "--eval.every-batches", "0", wait=False,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline().startswith("train 1/200")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=100)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "Traceback" not in err
     [checkpoint] = (run / "checkpoints").glob("batch-*")
     done = int(checkpoint.name.removeprefix("batch-"))

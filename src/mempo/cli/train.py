@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -37,6 +38,9 @@ examples:
 """
 
 
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
 @dataclass(frozen=True)
 class TrainArgs:
     config: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
@@ -69,7 +73,11 @@ def train(prog: str, argv: Sequence[str]) -> int:
         raise ConfigError("tasks.files is empty: name what to train on; `mempo data world` makes tasks")
     require_inputs(config)
     with ExitStack() as stack:
-        return asyncio.run(_train(config, stack))
+        try:
+            return asyncio.run(_train(config, stack))
+        except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio raises KeyboardInterrupt itself
+            print("terminated", file=sys.stderr)
+            return EXIT_TERMINATED
 
 
 def export(prog: str, argv: Sequence[str]) -> int:
@@ -90,6 +98,10 @@ async def _train(config: Config, stack: ExitStack) -> int:
     from mempo.train.assembly import load_tasks, make_policy
     from mempo.train.run import RunParts, run_training
 
+    task = asyncio.current_task()
+    assert task is not None
+    # A scheduler that wants the machine back asks by SIGTERM: the run saves, as after Ctrl-C.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     evaluates = config.eval.every_batches > 0
     tasks = load_tasks(config.tasks.files, config.tasks.format, config.tasks.objectives)
     eval_tasks = load_tasks(config.eval.files, config.eval.format, config.eval.objectives) if evaluates else []
