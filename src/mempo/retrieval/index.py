@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +28,12 @@ from typing import Literal
 
 import msgspec
 
-from mempo.core import DataError, IndexFileError, Passage
+from mempo.core import DataError, IndexFileError, MempoError, Passage
 from mempo.core.files import OnError, atomic_write
 from mempo.retrieval import bm25, dense
 from mempo.retrieval.bm25 import Bm25Index, Bm25Options
 from mempo.retrieval.corpus import (
+    PASSAGES_FILE,
     CorpusInfo,
     Progress,
     StoredPassages,
@@ -45,6 +47,8 @@ from mempo.retrieval.hybrid import HybridIndex, Searcher
 
 FORMAT, FORMAT_VERSION = "mempo-index", 1
 MANIFEST, BUILDING, BUILD_KEY, BUILD_CORPUS = "manifest.json", "building", "key.json", "corpus.json"
+
+_DATA_FOLDER = re.compile(r"data-[0-9a-f]{12}")
 
 Kind = Literal["bm25", "dense", "hybrid"]
 
@@ -190,9 +194,14 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
                 f"{path}: format version {head.get('format_version')}, and this release reads"
                 f" {FORMAT_VERSION}; build the index again"
             )
-        return msgspec.convert(head, Manifest)
-    except msgspec.MsgspecError as error:
+        manifest = msgspec.convert(head, Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise IndexFileError(f"{path}: cut or damaged ({error}); build the index again") from error
+    # A manifest that came with a download must not make us read what lies outside of its folder.
+    inside = all(not name.startswith("/") and ".." not in name.split("/") for name in manifest.files)
+    if not inside or not _DATA_FOLDER.fullmatch(manifest.data):
+        raise IndexFileError(f"{path}: names files outside of its folder: this release did not write it")
+    return manifest
 
 
 def open_index(folder: str | os.PathLike[str], *, verify: bool = False) -> Index:
@@ -204,12 +213,20 @@ def open_index(folder: str | os.PathLike[str], *, verify: bool = False) -> Index
     data = Path(folder) / manifest.data
     check_files(data, manifest.files, verify=verify)
     searchers: list[Searcher] = []
-    if manifest.bm25 is not None:
-        searchers.append(Bm25Index.open(data / "bm25", manifest.bm25))
-    if manifest.dense is not None:
-        searchers.append(DenseIndex.open(data / "dense", manifest.dense))
+    try:
+        if manifest.bm25 is not None:
+            searchers.append(Bm25Index.open(data / "bm25", manifest.bm25))
+        if manifest.dense is not None:
+            searchers.append(DenseIndex.open(data / "dense", manifest.dense))
+        passages = StoredPassages.open(data)
+    except (OSError, LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        if isinstance(error, MempoError):
+            raise
+        # numpy, bm25s and JSON each have their own words for a damaged file.
+        reason = f"{type(error).__name__}: {error}"
+        raise IndexFileError(f"{data}: a file is damaged ({reason}); build the index again") from error
     searcher = searchers[0] if len(searchers) == 1 else HybridIndex(searchers)
-    return Index(StoredPassages.open(data), searcher, kind=manifest.kind, corpus_sha256=manifest.corpus.sha256)
+    return Index(passages, searcher, kind=manifest.kind, corpus_sha256=manifest.corpus.sha256)
 
 
 def open_faiss(corpus: str | os.PathLike[str], vectors: str | os.PathLike[str], options: DenseOptions) -> Index:
@@ -323,15 +340,31 @@ def _publish(building: Path, target: Path, manifest: Manifest) -> None:
     data = target / manifest.data
     for name in (BUILD_KEY, BUILD_CORPUS):
         (building / name).unlink()
-    if data.exists():  # the same bytes, built again
+    if _is_whole(data, manifest):  # the same bytes, built again
         shutil.rmtree(building)
     else:
+        _remove_data(data)
         os.rename(building, data)
     with atomic_write(target / MANIFEST, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    for old in target.glob("data-*"):
-        if old.name != manifest.data:
-            shutil.rmtree(old)
+    for old in target.iterdir():
+        if old.name != manifest.data and _DATA_FOLDER.fullmatch(old.name):
+            _remove_data(old)
+
+
+def _is_whole(data: Path, manifest: Manifest) -> bool:
+    try:
+        check_files(data, manifest.files, verify=True)
+    except IndexFileError:
+        return False
+    return True
+
+
+def _remove_data(data: Path) -> None:
+    if data.is_symlink():  # moved to another disk: only the link is ours
+        data.unlink()
+    elif data.exists():
+        shutil.rmtree(data)
 
 
 def _describe_files(building: Path, progress: Progress) -> dict[str, FileInfo]:
@@ -348,8 +381,22 @@ def _describe_files(building: Path, progress: Progress) -> dict[str, FileInfo]:
 def _refuse_foreign_folder(target: Path) -> None:
     if target.is_file():
         raise IndexFileError(f"{target}: is a file; an index is a folder")
-    if target.is_dir() and any(target.iterdir()) and not any((target / n).exists() for n in (MANIFEST, BUILDING)):
+    if target.is_dir() and any(target.iterdir()) and not _is_index_folder(target):
         raise IndexFileError(f"{target}: holds files that are not an index; choose a new or empty folder")
+
+
+def _is_index_folder(target: Path) -> bool:
+    """Whether an index or a build lies here, be it damaged: a `manifest.json` or `building` alone may be anyone's."""
+    try:
+        read_manifest(target)
+        return True
+    except IndexFileError:
+        building = target / BUILDING
+        if building.is_dir() and all(BUILD_KEY in path.name for path in building.iterdir()):
+            return True  # killed before, or while, its first file was written
+        return (building / BUILD_KEY).exists() or any(
+            (folder / PASSAGES_FILE).exists() for folder in target.iterdir() if _DATA_FOLDER.fullmatch(folder.name)
+        )
 
 
 @contextmanager

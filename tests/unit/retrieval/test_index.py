@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -209,3 +210,69 @@ def test_a_full_disk_is_named_and_the_old_index_stays(tmp_path: Path, megabytes:
 
 def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_building_again_repairs_a_damaged_index_of_the_same_corpus(tmp_path: Path) -> None:
+    # Equal bytes have an equal data folder: it must not be taken for whole because it is there.
+    manifest = build(tmp_path, "ants", "bees")
+    for damaged in ("passages.jsonl", "bm25/vocab.index.json"):
+        path = tmp_path / "index" / manifest.data / damaged
+        whole = path.read_bytes()
+        for damage in (whole[:10], b"x" * len(whole)):
+            path.write_bytes(damage)
+            build(tmp_path, "ants", "bees")
+            assert path.read_bytes() == whole
+            assert texts_found(tmp_path, "ant") == ["ants"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "building/notes.txt"])
+def test_a_folder_of_someone_else_is_refused_whatever_its_files_are_called(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "index" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"name": "a web page"}', encoding="utf-8")
+    with pytest.raises(IndexFileError, match="holds files that are not an index"):
+        build(tmp_path, "ants")
+    assert path.read_text(encoding="utf-8") == '{"name": "a web page"}'
+
+
+def test_folders_beside_an_index_stay_when_it_is_replaced(tmp_path: Path) -> None:
+    first = build(tmp_path, "ants")
+    folder = tmp_path / "index"
+    (folder / "data-raw").mkdir()
+    os.rename(folder / first.data, tmp_path / "moved")  # to another disk
+    (folder / first.data).symlink_to(tmp_path / "moved")
+    second = build(tmp_path, "bees")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["data-raw", second.data, "manifest.json"])
+    assert (tmp_path / "moved" / "passages.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("data", "/etc"), ("data", "../other"), ("data", "."), ("files", "../../etc/passwd"), ("files", "/etc/passwd")],
+)
+def test_a_manifest_that_leads_out_of_its_folder_is_refused(tmp_path: Path, field: str, value: str) -> None:
+    build(tmp_path, "ants")
+    path = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest[field] = value if field == "data" else {value: {"size_bytes": 1, "sha256": ""}}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(IndexFileError, match="outside of its folder"):
+        open_index(tmp_path / "index")
+
+
+def test_a_manifest_of_brackets_is_damaged(tmp_path: Path) -> None:
+    build(tmp_path, "ants")
+    (tmp_path / "index" / "manifest.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(IndexFileError, match="cut or damaged"):
+        open_index(tmp_path / "index")
+    build(tmp_path, "ants")
+    assert texts_found(tmp_path, "ant") == ["ants"]
+
+
+@pytest.mark.parametrize("name", ["vocab.index.json", "params.index.json", "indptr.csc.index.npy", "../offsets.npy"])
+def test_a_file_of_the_right_size_and_the_wrong_content_is_named_as_damage(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "index" / build(tmp_path, "ants").data
+    path = data / "bm25" / name
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(IndexFileError, match=r"a file is damaged .*; build the index again"):
+        open_index(tmp_path / "index")
