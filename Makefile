@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Real inference servers live in an environment of their own (3.4 GB).
 VLLM := .venv-vllm
 
-.PHONY: install test test-vllm lint types demo clean
+.PHONY: install test test-vllm lint types demo forgetful clean
 
 install: $(STAMP)
 
@@ -48,6 +48,13 @@ test-vllm: install $(VLLM)/.installed
 demo: install
 	rm -rf runs/demo
 	$(BIN)/mempo demo --out runs/demo
+
+# Makes the demo's policy again, in runs/forgetful/sft/final: about five minutes of one core.
+forgetful: install
+	$(BIN)/mempo data world --mode closed --split train --seed 0 --tasks 7000 --out runs/forgetful/world
+	$(BIN)/mempo data teach runs/forgetful/world/tasks_train.jsonl --corpus runs/forgetful/world/corpus.jsonl \
+		--top-k 2 --max-turns 8 --flaw.habit 0.7 --out runs/forgetful/teacher.jsonl
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir runs/forgetful --sft.files runs/forgetful/teacher.jsonl
 
 clean:
 	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis
