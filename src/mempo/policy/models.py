@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,7 +170,10 @@ def quiet() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            # Older names that peft and transformers call each other by: nobody here can change them.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         transformers_logging.set_verbosity(level)
         if shown:

@@ -15,7 +15,7 @@ from mempo.core import ConfigError, Task, derive_seed
 from mempo.data import compose, read_tasks
 from mempo.data.world import FALLBACK_CHARACTERS, closed_pattern, closed_vocabulary
 from mempo.policy.local import LocalPolicy
-from mempo.policy.models import end_token_ids, load_model, load_tokenizer
+from mempo.policy.models import end_token_ids, load_model, load_tokenizer, quiet
 from mempo.policy.tiny import tiny_llama, word_tokenizer
 from mempo.text.render import Renderer
 
@@ -116,10 +116,11 @@ def adapt(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTraine
             target_modules=list(lora.targets),
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng(devices=[]):
+        with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "lora"))
             return get_peft_model(model, wanted)
-    adapted = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
+    with quiet():
+        adapted = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
     rank = adapted.peft_config["default"].r
     if rank != lora.rank:
         raise ConfigError(f"model.lora.rank is {lora.rank}, but the adapter in {lora.adapter} has rank {rank}")
