@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mempo.cli.serve import read_token
+from mempo.core import ConfigError
 from mempo.retrieval.bm25 import Bm25Options
 from mempo.retrieval.index import build_index
 
@@ -239,6 +241,7 @@ REFUSED = {
     "a list": ("[]", 422, "object"),
     "half a JSON": ('{"queries": ["a"', 400, "not JSON"),
     "nothing": ("", 400, "not JSON"),
+    "half a surrogate in a name": ('{"\\ud800": 1, "queries": ["a"]}', 422, "surrogate"),
     "deep": ("[" * 100_000, 400, "not JSON"),
     "not UTF-8": (b'{"queries": ["\xf4\x28"]}', 400, "not JSON"),
 }
@@ -265,6 +268,31 @@ def test_a_body_beyond_the_limit_is_refused(index: Path) -> None:
     answer = httpx.post(f"{running.url}/retrieve", json={"queries": ["x" * 1000]})
     running.stop()
     assert (answer.status_code, answer.json()["detail"]) == (413, "the body is larger than 1000 bytes")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure_of_the_server(index: Path) -> None:
+    running = Server(index)
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        connection.sendall(b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"que')
+    assert httpx.post(f"{running.url}/retrieve", json={"queries": ["Rome"]}).status_code == 200
+    assert running.stop() == (0, "")
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_a_port_out_of_range_is_refused_and_no_other_one_taken(index: Path, port: str) -> None:
+    command = [*MEMPO, "serve-retriever", "--index", str(index), "--port", port]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"no port has the number {port}" in ran.stderr
+
+
+@pytest.mark.parametrize("token", [b"\xff\xfe", "caf\u00e9".encode(), b"two words", b"two\nlines"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Path, token: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(token)
+    with pytest.raises(ConfigError, match="holds no token that a header can carry: printable ASCII") as caught:
+        read_token(None, path)
+    assert token.decode("latin-1") not in str(caught.value)
 
 
 @pytest.mark.data

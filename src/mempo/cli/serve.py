@@ -107,7 +107,7 @@ def retriever(prog: str, argv: Sequence[str]) -> int:
 def read_token(variable: str | None, file: Path | None) -> str | None:
     """The bearer token from a variable or a file; None where neither is named.
 
-    Raises ConfigError for one that is named and not there, or empty; never shows the token.
+    Raises ConfigError for one that is named and not there, empty, or not sendable; never shows the token.
     """
     if variable is not None and file is not None:
         raise ConfigError("give --token-env or --token-file, not both")
@@ -115,14 +115,17 @@ def read_token(variable: str | None, file: Path | None) -> str | None:
         token, place = os.environ.get(variable, ""), f"the environment variable {variable} (--token-env)"
     elif file is not None:
         try:
-            token, place = file.read_text(encoding="utf-8"), f"{file} (--token-file)"
+            token, place = file.read_text(encoding="latin-1"), f"{file} (--token-file)"
         except OSError as error:
             raise ConfigError(f"{file} (--token-file) cannot be read: {error.strerror}") from error
     else:
         return None
-    if not token.strip():
+    token = token.strip()
+    if not token:
         raise ConfigError(f"{place} holds no token")
-    return token.strip()
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(f"{place} holds no token that a header can carry: printable ASCII without blanks")
+    return token
 
 
 def _open(args: Args) -> Index:

@@ -94,6 +94,9 @@ class JsonService:
         self.retries = retries
         self.max_response_bytes = max_response_bytes
         self.counters = Counters()
+        for name, value in (headers or {}).items():
+            if not (value.isascii() and value.isprintable()):  # httpx would complain with the value, a key perhaps
+                raise ConfigError(f"the value of the header {name} must be printable ASCII: is its key copied whole?")
         self._headers = {"content-type": "application/json", **(headers or {})}
         self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._backoff_seconds = backoff_seconds
@@ -253,9 +256,10 @@ def retry_after_seconds(header: str | None) -> float | None:
 def _checked_url(url: str) -> str:
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        host = parsed.host  # decoded only here: `http://xn--/` is a URL until then
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ConfigError(f"not a URL: {url!r} ({error})") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not host:
         raise ConfigError(f"not an http:// or https:// URL with a host: {url!r}")
     return url.rstrip("/")
 

@@ -62,6 +62,7 @@ class HttpRetriever:
             deadline_seconds=deadline_seconds,
             backoff_seconds=backoff_seconds,
             max_response_bytes=max_response_bytes,
+            secrets=(token,) if token else (),
         )
         self._expect_name = expect_name
         self._expect_corpus_hash = expect_corpus_hash

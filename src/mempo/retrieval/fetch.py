@@ -72,7 +72,7 @@ class PageFetcher:
                 title, text = await asyncio.to_thread(_extract, kind, content)
         except TimeoutError as error:
             raise ToolError(f"the page did not arrive within {self.timeout_seconds:g} s") from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last two of a redirect's address
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ToolError(f"the page cannot be fetched ({reason})") from error
         if not text:

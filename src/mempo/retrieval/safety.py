@@ -63,17 +63,18 @@ def check_url(url: str) -> httpx.URL:
     """
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        host = parsed.host  # decoded only here: `http://xn--/` is a URL until then
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise UnsafeUrlError(f"refused: not a URL ({error})") from error
     if parsed.scheme not in SCHEMES:
         raise UnsafeUrlError(f"refused: only http:// and https:// pages can be fetched, not {parsed.scheme!r}")
-    if not parsed.host:
+    if not host:
         raise UnsafeUrlError("refused: the URL has no host")
     if parsed.port is not None and not 0 < parsed.port < 2**16:
         raise UnsafeUrlError(f"refused: no port has the number {parsed.port}")
     if parsed.userinfo:
         raise UnsafeUrlError("refused: the URL holds a user name or password")
-    host = parsed.host.rstrip(".")
+    host = host.rstrip(".")
     if _address(host) is None and _is_numeric(host):
         raise UnsafeUrlError(f"refused: {host!r} is an address in disguise, write it as a.b.c.d")
     return parsed

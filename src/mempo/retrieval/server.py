@@ -23,6 +23,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.requests import ClientDisconnect
 
 from mempo.core import Json, MempoError, Passage, Retriever, ToolError
 from mempo.retrieval.batching import BatchingRetriever
@@ -237,6 +238,8 @@ class _Service:
                 status, answer = 422, {"detail": str(error)}
             except MempoError as error:
                 status, answer = 503, {"detail": f"the search failed: {error}"}
+            except ClientDisconnect:
+                status, answer = 400, {"detail": "the client left before its request was whole"}
             response = Response(_render(answer), status_code=status, media_type="application/json")
         self.metrics.requests.labels(path, response.status_code).inc()
         self.metrics.seconds.labels(path).observe(time.perf_counter() - started)
@@ -290,6 +293,8 @@ def _parse(raw: bytes, body_type: type[Body]) -> Body:
         return msgspec.convert(value, body_type)
     except msgspec.ValidationError as error:
         raise _RefusedError(422, replace_surrogates(str(error))) from error
+    except UnicodeEncodeError as error:
+        raise _RefusedError(422, "the name of a field holds half of a surrogate pair") from error
 
 
 def _documents(passages: list[Passage]) -> list[dict[str, Json]]:

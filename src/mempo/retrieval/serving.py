@@ -87,9 +87,11 @@ class _Server(uvicorn.Server):
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 2**16:  # the C library would take 70000 for 4464
+        raise ConfigError(f"no port has the number {port}: give 1 to 65535, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     listener = socket.socket(family, kind, protocol)
     try:

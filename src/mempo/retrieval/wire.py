@@ -123,7 +123,7 @@ def parse_health(body: Json) -> Health:
             index=str(body["index"]),
             version=str(body["version"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:  # int() of an infinite number overflows
         raise ValueError(f"its /health lacks {error}") from error
 
 

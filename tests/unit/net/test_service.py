@@ -234,3 +234,15 @@ async def test_cancelling_a_call_is_not_retried(service: Service) -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("key", ["k-ü", "first line\nsecond", "\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="the value of the header x-api-key must be printable ASCII") as caught:
+        JsonService("http://127.0.0.1:1", headers={"x-api-key": f"secret{key}"})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_host_that_no_name_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a URL"):
+        JsonService("http://xn--/")

@@ -267,7 +267,10 @@ async def test_without_an_expectation_a_server_without_health_will_do(client: Cl
 
 
 async def test_the_token_is_sent_and_in_no_message(client: Client) -> None:
-    with StubServer(lambda _: Reply(401, b"no")) as server, pytest.raises(RetrievalError, match="401") as caught:
+    def refuse(request: Request) -> Reply:  # and repeat what was sent, as some servers do
+        return Reply(401, request.headers["authorization"].encode())
+
+    with StubServer(refuse) as server, pytest.raises(RetrievalError, match="401") as caught:
         await client(server.url, token="s3cret").search(["q"], 1)
     assert server.requests[0].headers["authorization"] == "Bearer s3cret"
     assert "s3cret" not in str(caught.value)

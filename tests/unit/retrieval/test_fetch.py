@@ -71,6 +71,7 @@ async def test_pages_that_do_not_arrive_in_time_are_given_up(reply: Reply) -> No
         (page(b"<html></html>"), "no readable text"),
         (page(HTML, declared_bytes=10**6), "cannot be fetched"),
         (redirect("http://[::1"), "cannot be fetched"),
+        (redirect("http://xn--/"), "cannot be fetched"),
         (Reply(200, b"not gzip", {"content-encoding": "gzip"}), "cannot be fetched"),
         (page(b"<" * 10_000), "no readable text"),
     ],

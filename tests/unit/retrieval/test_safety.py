@@ -51,7 +51,16 @@ def test_an_ipv4_address_is_not_public_in_any_ipv6_dress(address: ipaddress.IPv4
     "url",
     [
         *("file:///etc/passwd", "ftp://example.org/", "gopher://example.org/", "javascript:alert(1)", "data:,x"),
-        *("//example.org/", "example.org", "", "http://", "http:///path", "http://exa\x00mple/", "http://[::1"),
+        *(
+            "//example.org/",
+            "example.org",
+            "",
+            "http://",
+            "http:///path",
+            "http://exa\x00mple/",
+            "http://[::1",
+            "http://xn--/",
+        ),
         *("http://user@example.org/", "http://user:pw@example.org/", "http://example.org@127.0.0.1/"),
         *("http://2130706433/", "http://017700000001/", "http://0x7f000001/", "http://0x7f.1/", "http://127.1/"),
         *("http://0177.0.0.1/", "http://127.0.0.1.:99999/", "http://example.org:0/", "http://example.org:65536/"),

@@ -80,7 +80,11 @@ def test_health_is_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"status": "ok"}, [], "ok", None, {"service": "other"}, {"service": "mempo-retriever", "name": "x"}]
+    "body",
+    [
+        *({"status": "ok"}, [], "ok", None, {"service": "other"}, {"service": "mempo-retriever", "name": "x"}),
+        render_health(Health("eval", "abc", 7, "bm25", "1.0")) | {"passages": float("inf")},  # 1e999 in its JSON
+    ],
 )
 def test_a_strangers_health_is_refused(body: Any) -> None:
     with pytest.raises(ValueError, match="its /health"):
