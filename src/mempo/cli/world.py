@@ -22,7 +22,7 @@ from mempo.core import ConfigError, DataError, Json, Passage, Retriever, Task, T
 from mempo.core.files import atomic_write
 from mempo.data import read_tasks, write_tasks
 from mempo.data.teacher import Flaws, Teacher
-from mempo.data.world import MAX_HOPS, OpenWorld, Split, closed_worlds, facts_kept, is_world_task
+from mempo.data.world import MAX_HOPS, ClosedWorld, OpenWorld, Split, closed_worlds, facts_kept, is_world_task
 from mempo.retrieval.client import HttpRetriever
 from mempo.retrieval.corpus import read_passages
 from mempo.retrieval.memory import MemoryRetriever
@@ -147,8 +147,11 @@ def teach(prog: str, argv: Sequence[str]) -> int:
     args = tyro.cli(TeachArgs, prog=prog, args=argv, description=TEACH_HELP, config=_CONFIG)
     if (args.corpus is None) == (args.retriever is None):
         raise ConfigError("give either --corpus or --retriever")
-    if args.rollouts < 1 or args.concurrency < 1:
-        raise ConfigError("--rollouts and --concurrency must be at least 1")
+    for name in ("rollouts", "concurrency", "top_k", "max_turns"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(args, name)})")
+    if args.limit is not None and args.limit < 0:
+        raise ConfigError(f"--limit must be at least 0 (got {args.limit})")
     tasks = read_tasks(args.tasks).tasks[: args.limit]
     retriever = _retriever(args)
     with RunLogWriter.create(args.out, collect_run_info(args, seeds={"teacher": args.seed})) as log:
@@ -162,19 +165,18 @@ def _part(args: WorldArgs, split: Split) -> _Part:
     count = args.tasks if split == args.split or split == "train" else -(-args.tasks // 5)
     hops = _hops(args)
     if args.mode == "open":
-        made = OpenWorld(args.seed, (args.passages or 1000) * share[0] // share[1], split)
+        made = OpenWorld(args.seed, (1000 if args.passages is None else args.passages) * share[0] // share[1], split)
         tasks = made.tasks(count, objectives=args.objectives, hops=hops, shuffled=args.shuffled)
         return _Part(made.passages(), tasks)
     if args.passages is not None:
         raise ConfigError("--passages is for the open mode: closed worlds have as many as their --tasks need")
 
-    def worlds() -> Iterator[tuple[Iterable[Passage], Task]]:
-        for made in closed_worlds(
+    def worlds() -> Iterator[ClosedWorld]:
+        return closed_worlds(
             args.seed, count, objectives=args.objectives, hops=hops, split=split, shuffled=args.shuffled
-        ):
-            yield made.passages, made.task
+        )
 
-    return _Part((passage for passages, _ in worlds() for passage in passages), (task for _, task in worlds()))
+    return _Part((passage for made in worlds() for passage in made.passages), (made.task for made in worlds()))
 
 
 def _hops(args: WorldArgs) -> tuple[int, ...]:

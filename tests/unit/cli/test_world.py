@@ -103,3 +103,22 @@ def test_flawed_trajectories_can_be_kept_by_their_outcome(tmp_path: Path, capsys
 def test_the_teacher_wants_one_place_to_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "teach", "tasks.jsonl", "--out", str(tmp_path / "out.jsonl")]) == 1
     assert "give either --corpus or --retriever" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [("--hops", "9"), ("--objectives", "17"), ("--tasks", "-1"), ("--passages", "0")])
+def test_a_world_that_cannot_be_made_leaves_the_one_that_is_there(tmp_path: Path, wrong: tuple[str, str]) -> None:
+    command = ["data", "world", "--passages", "250", "--tasks", "2", "--out", str(tmp_path)]
+    assert main(command) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([*command, "--force", *wrong]) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("option", ["--rollouts", "--concurrency", "--top-k", "--max-turns"])
+def test_a_teacher_that_could_not_play_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert main(["data", "teach", "tasks.jsonl", "--corpus", "c.jsonl", "--out", str(out), option, "0"]) == 1
+    assert capsys.readouterr().err == f"error: {option} must be at least 1 (got 0)\n"
+    assert not out.exists()

@@ -20,6 +20,7 @@ from mempo.core.files import read_jsonl
 from mempo.data.check import check_task
 from mempo.data.world import (
     FALLBACK_CHARACTERS,
+    MAX_HOPS,
     ClosedWorld,
     OpenWorld,
     Split,
@@ -195,6 +196,21 @@ def test_more_worlds_than_names_are_refused_with_the_limit() -> None:
 def test_impossible_shapes_are_refused(objectives: int, hops: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="objectives >= 1 and hops"):
         next(closed_worlds(0, 1, objectives=objectives, hops=hops))
+
+
+@pytest.mark.parametrize(("count", "objectives", "hops"), [(1, 0, (1,)), (1, 17, (1,)), (1, 1, (5,)), (-1, 1, (1,))])
+def test_impossible_open_tasks_are_refused_before_the_first(count: int, objectives: int, hops: tuple[int, ...]) -> None:
+    # More questions than a world has would be drawn for ever: 16 are always there, even of one block and one shape.
+    world = OpenWorld(0, 50, "train")
+    with pytest.raises(ConfigError):
+        world.tasks(count, objectives=objectives, hops=hops)
+    for length in range(1, MAX_HOPS + 1):
+        assert len(list(world.tasks(5, objectives=16, hops=(length,)))) == 5
+
+
+def test_a_negative_number_of_closed_worlds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be at least 0, not -1"):
+        closed_worlds(0, -1)
 
 
 def test_shuffled_tasks_are_searched_in_each_order_about_equally_often() -> None:

@@ -121,17 +121,18 @@ def closed_worlds(
     `hops` are drawn from for each objective. With `shuffled` the objectives are to be searched in
     another random order than they are asked (`Task.meta["order"]`): then answers that are merely kept
     in order, without the names they belong to, are of no use. Names of `train` and `eval` are disjoint.
-    Raises ConfigError beyond `closed_capacity`.
+    Raises ConfigError beyond `closed_capacity`, before the first world is made.
     """
     if objectives < 1 or not hops or not set(hops) <= {1, 2}:
         raise ConfigError(f"a closed world needs objectives >= 1 and hops of 1 and 2, not {objectives} and {hops!r}")
+    if count < 0:
+        raise ConfigError(f"the number of tasks must be at least 0, not {count}")
     if start < 0 or start + count > closed_capacity(objectives, split):
         raise ConfigError(
             f"worlds {start} to {start + count} were asked for; names suffice for {closed_capacity(objectives, split)}"
             f" {split} worlds of {objectives} objectives in one corpus: use another seed for a further corpus"
         )
-    for index in range(start, start + count):
-        yield _world(seed, index, objectives, hops, split, shuffled)
+    return (_world(seed, index, objectives, hops, split, shuffled) for index in range(start, start + count))
 
 
 def _world(seed: int, index: int, objectives: int, hops: Sequence[int], split: Split, shuffled: bool) -> ClosedWorld:

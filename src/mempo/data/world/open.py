@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mempo.core import ConfigError, Objective, Passage, Task
+from mempo.data.compose import MAX_OBJECTIVES
 from mempo.data.world.draw import Draw
 from mempo.data.world.grammar import (
     CONFUSABLE,
@@ -117,9 +118,17 @@ class OpenWorld:
 
         Of the questions, three in five are chains of a length drawn from `hops` (1 to 4), one is a
         comparison and one is answered with yes or no. No task asks a question twice.
+
+        Raises ConfigError, before the first task, for a negative count, other objectives than 1 to 16 or
+        hops than 1 to 4.
         """
-        if objectives < 1 or not hops or not set(hops) <= set(range(1, MAX_HOPS + 1)):
-            raise ConfigError(f"an open world needs objectives >= 1 and hops of 1 to 4, not {objectives} and {hops!r}")
+        if not 1 <= objectives <= MAX_OBJECTIVES or not hops or not set(hops) <= set(range(1, MAX_HOPS + 1)):
+            raise ConfigError(f"an open world has 1 to 16 objectives and hops of 1 to 4, not {objectives} and {hops!r}")
+        if count < 0:
+            raise ConfigError(f"the number of tasks must be at least 0, not {count}")
+        return self._tasks(count, objectives, hops, shuffled)
+
+    def _tasks(self, count: int, objectives: int, hops: Sequence[int], shuffled: bool) -> Iterator[Task]:
         for index in range(count):
             draw = Draw(self._seed, "open task", self._split, index)
             questions: dict[str, Question] = {}
