@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mempo.core import Json, ToolCall
@@ -27,6 +28,10 @@ STOP_STRINGS = ("</tool_call>", "</answer>")
 
 MAX_PROBLEMS_PER_CODE = 20
 """A megabyte of `<mem>` has 200,000 problems of one kind; the first few tell it all."""
+
+MAX_CALL_DEPTH = 100
+"""Lists and objects inside each other in a tool call. Python alone would draw the line at its stack: elsewhere
+in another place of the program, and too late for what copies or logs the call."""
 
 _TAG = re.compile(r"<(/?)(mem|think|tool_call|answer)>")
 _NOT_BLANK = re.compile(r"\S")
@@ -305,6 +310,8 @@ def _read_call(
         value: Json = json.loads(_inner(text, block))
         # Refuses what Python reads but JSON in UTF-8 cannot hold: NaN, 1e999, half of a surrogate pair.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        if _deeper_than(MAX_CALL_DEPTH, value):
+            raise ValueError(f"more than {MAX_CALL_DEPTH} lists or objects inside each other")
     except (ValueError, RecursionError) as error:
         add(ProblemCode.BAD_JSON, f"the tool call is not JSON: {error}")
         return None
@@ -322,13 +329,28 @@ def _read_call(
     return ToolCall(name, arguments)
 
 
+def _deeper_than(limit: int, value: Json) -> bool:
+    """Whether more than `limit` lists and objects stand inside each other.
+
+    >>> _deeper_than(2, {"a": [1]}), _deeper_than(2, [[[]]])
+    (False, True)
+    """
+    level = [value]
+    for _ in range(limit + 1):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        if not nested:
+            return False
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
 def argument_errors(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> list[str]:
-    """Why a call's arguments do not fit the tool's JSON schema; empty where they do.
+    """Why a call's arguments do not fit the tool's JSON schema, the first few reasons; empty where they do.
 
     >>> argument_errors({"query": 7}, {"type": "object", "properties": {"query": {"type": "string"}}})
     ["query: 7 is not of type 'string'"]
     """
-    errors = _validator(json.dumps(schema, default=dict)).iter_errors(dict(arguments))
+    errors = islice(_validator(json.dumps(schema, default=dict)).iter_errors(dict(arguments)), MAX_PROBLEMS_PER_CODE)
     # `json_path` of a value inside the arguments is "$.query[0]", of the arguments themselves "$".
     return [f"{error.json_path[2:] or 'arguments'}: {error.message}" for error in errors]
 

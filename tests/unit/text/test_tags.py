@@ -159,6 +159,24 @@ def test_argument_errors_name_the_place() -> None:
 # ---------------------------------------------------------------- cases
 
 
+@pytest.mark.parametrize("depth", [101, 900, 980, 100_000])
+def test_a_call_nested_beyond_the_limit_is_not_read_wherever_the_parser_is_called(depth: int) -> None:
+    # What Python's own limit leaves, about 990 levels, would break whatever copies or logs the call.
+    def call(levels: int) -> str:  # the object and its arguments are two levels
+        return f'<tool_call>{{"name": "f", "arguments": {{"q": {"[" * (levels - 2)}{"]" * (levels - 2)}}}}}</tool_call>'
+
+    assert parse(call(100)).call is not None
+    turn = parse(call(depth))
+    assert turn.call is None
+    assert ProblemCode.BAD_JSON in {problem.code for problem in turn.problems}
+
+
+def test_of_many_wrong_arguments_the_first_few_are_told() -> None:
+    schema: dict[str, Json] = {"properties": {"q": {"type": "array", "items": {"type": "string"}}}}
+    errors = argument_errors({"q": list(range(1000))}, schema)
+    assert errors == [f"q[{i}]: {i} is not of type 'string'" for i in range(MAX_PROBLEMS_PER_CODE)]
+
+
 def test_case_17_only_what_was_generated_is_read() -> None:
     # The prompt's example answer is not part of the text that is parsed; nothing falls back to it.
     assert parse("<mem>m</mem><answer>Paris</answer>").answer == "Paris"
