@@ -1,0 +1,586 @@
+"""Does the memory advantage help? Arms x regimes x seeds on the closed world, one JSON line a run.
+
+    python -m benchmarks.learning --out results.jsonl --workers 2                     # all arms at K = 2, G = 8
+    python -m benchmarks.learning --out results.jsonl --regimes k2-g4 --arms grpo prefix-0.3
+    python -m benchmarks.learning --out results.jsonl --report --plot learning.png    # what is there, without running
+
+Run it from the root of the checkout. A run that the file holds is not repeated, so a batch that was
+interrupted goes on. All arms of one seed start from the same weights, meet the same tasks in the same
+order and draw from the same seeds: differences are taken pair by pair. Each run is one process with
+one thread and repeats bit for bit. Retrievers are in memory, one for training and one for evaluation.
+
+The regimes `k4-solid-*` need a cold start of their own (about six minutes of one core):
+
+    mempo data world --mode closed --split train --objectives 4 --seed 0 --tasks 3500 --out runs/forgetful-k4/world
+    mempo data teach runs/forgetful-k4/world/tasks_train.jsonl --corpus runs/forgetful-k4/world/corpus.jsonl \
+        --top-k 2 --max-turns 12 --flaw.habit 0.7 --out runs/forgetful-k4/teacher.jsonl
+    mempo sft configs/forgetful.toml --run-dir runs/forgetful-k4 --sft.files runs/forgetful-k4/teacher.jsonl \
+        --rollout.max-turns 12 --rollout.max-response-tokens 160
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import torch
+import tyro
+
+from mempo.config import Config, MemoryConfig, load_config
+from mempo.core import Group, MempoError, Trajectory, derive_seed
+from mempo.core.files import read_jsonl, render_json
+from mempo.data.teacher import Flaws, Teacher
+from mempo.data.world import ClosedWorld, Split, closed_worlds, facts_kept
+from mempo.env import SearchTool
+from mempo.retrieval.memory import MemoryRetriever
+from mempo.rewards.intervals import Interval, bootstrap_interval
+from mempo.rewards.memory import MemoryProbes
+from mempo.rollout import make_context, make_system_prompt
+from mempo.runlog.info import git_revision
+from mempo.train import trainer as trainer_module
+from mempo.train.assembly import make_policy
+from mempo.train.coldstart import make_cold_start
+from mempo.train.credit import Score, with_memory_rewards
+from mempo.train.health import CollapseWatch
+from mempo.train.metrics import batch_metrics, mean_scores
+from mempo.train.run import RunParts, evaluate, make_trainer
+from mempo.train.sft import SftTrainer
+
+TOP_K = 2
+GRPO = "grpo"
+BLOCK = 4
+"""Arms whose seeds are run together: the first pairs are there early."""
+TEACHER = Flaws(habit=0.7)
+"""The habits of the cold start's own teacher."""
+
+
+class Arm(NamedTuple):
+    """One way to train, by what differs from the preset `demo`."""
+
+    overrides: tuple[str, ...] = ()
+    kind: Literal["rl", "shuffled", "sft"] = "rl"
+
+
+class Regime(NamedTuple):
+    """What is trained on, and how much of it."""
+
+    objectives: int
+    overrides: tuple[str, ...] = ()
+    hops: tuple[int, ...] = (1, 2)
+
+
+def memory_arm(alpha: float, baseline: str = "prefix", *more: str) -> tuple[str, ...]:
+    return ("--advantage.alpha", f"{alpha:g}", "--memory.baseline", baseline, *more)
+
+
+JOINED = ("--memory.gold", "joined")
+MIXED = ("--advantage.gates", "mixed_groups")
+CLONE = ("--sft.optimizer.learning-rate", "5e-4", "--sft.optimizer.schedule", "constant", "--sft.epochs", "2",
+         "--sft.optimizer.warmup-steps", "0", "--sft.heldout-share", "0")  # fmt: skip
+
+ARMS: Mapping[str, Arm] = {
+    GRPO: Arm(("--advantage.alpha", "0")),
+    "prefix-0.3": Arm(memory_arm(0.3)),
+    "prefix-1": Arm(memory_arm(1)),
+    "shuffled-0.3": Arm(memory_arm(0.3), "shuffled"),
+    "prefix-joined-0.3": Arm(memory_arm(0.3, "prefix", *JOINED)),
+    "prefix-joined-1": Arm(memory_arm(1, "prefix", *JOINED)),
+    "previous-0.3": Arm(memory_arm(0.3, "previous_memory")),
+    "none-0.3": Arm(memory_arm(0.3, "none")),
+    # Candidates for a guarded preset. Credit only where the outcome tells trajectories apart:
+    "mixed-0.3": Arm(memory_arm(0.3, "prefix", *MIXED)),
+    # ... and not for the first memory, which is always empty;
+    "mixed-skip-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "skip_first_turn")),
+    # only among right trajectories: credit never speaks against the outcome;
+    "right-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.gates", "right_trajectories")),
+    # a small spread of R^M stays small;
+    "floor-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.std-floor", "0.1")),
+    "mean-1": Arm(memory_arm(1, "prefix", "--advantage.normaliser", "mean")),
+    # a memory is compared with those of the same turn: late against early turns drops out;
+    "turn-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.05")),
+    # all of it, then with a KL penalty too.
+    "guarded-0.3": Arm(
+        memory_arm(0.3, "prefix", *MIXED, "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.1")
+    ),
+    "guarded-1": Arm(
+        memory_arm(1, "prefix", *MIXED, "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.1")
+    ),
+    "kl-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "--advantage.std-floor", "0.1", "--loss.kl-beta", "0.01")),
+    "previous-1": Arm(memory_arm(1, "previous_memory")),
+    "none-1": Arm(memory_arm(1, "none")),
+    "visible-0.3": Arm(memory_arm(0.3, "visible")),
+    "visible-1": Arm(memory_arm(1, "visible")),
+    "no-memory-0.3": Arm(memory_arm(0.3, "no_memory")),
+    "no-memory-1": Arm(memory_arm(1, "no_memory")),
+    "shuffled-1": Arm(memory_arm(1), "shuffled"),
+    # One step an update, on as many teacher trajectories of the same tasks as RL samples:
+    "sft": Arm((*CLONE, "--sft.keep-wrong-share", "1", "--sft.probe-share", "0.25"), "sft"),
+    # ... and on the right ones of them only.
+    "sft-right": Arm((*CLONE, "--sft.keep-wrong-share", "0", "--sft.probe-share", "0.25"), "sft"),
+}
+
+LONG = ("--rollout.max-turns", "12", "--rollout.max-response-tokens", "160")
+SOLID = (*LONG, "--model.path", "./runs/forgetful-k4/sft/final")
+G4 = ("--rollout.group-size", "4")
+
+REGIMES: Mapping[str, Regime] = {
+    "k2-g8": Regime(2),
+    "k2-g4": Regime(2, G4),
+    "k2-scarce": Regime(2, ("--train.batch-tasks", "2")),
+    # Rare rewards: two hops in every question, four facts to find in six turns.
+    "k2-hops": Regime(2, hops=(2,)),
+    # The bundled cold start knows two questions only and writes no whole turn of three: these have their own.
+    "k4-solid-g8": Regime(4, SOLID),
+    "k4-solid-g4": Regime(4, (*SOLID, *G4)),
+}
+
+CURVES = (
+    "reward", "exact", "format", "groups/equal_outcomes", "groups/below_std_floor", "memory/probability",
+    "memory/baseline", "memory/reward", "memory/reward_std", "memory/corr_advantage_turn", "memory/corr_reward_facts",
+    "memory/corr_reward_outcome", "memory/facts_kept_last", "memory_tokens_mean", "memory/tokens_p95",
+    "advantage/memory_abs", "train/entropy", "train/kl", "train/grad_norm", "train/logprob_gap_max",
+    "seconds/rollout", "seconds/score", "seconds/update", "sft/loss", "sft/tokens",
+)  # fmt: skip
+"""What is kept of every update; see docs/metrics.md."""
+EVALUATED = ("exact", "em", "f1", "format", "turns", "total_tokens", "peak_tokens", "memory_tokens_mean")
+
+GRADED = MemoryConfig(baseline="none", gold="per_objective")
+"""How memories of evaluations are valued, whatever the arm trains with."""
+
+
+@dataclass(frozen=True)
+class Args:
+    out: Path
+    """The results, one JSON line a run; runs that it holds are not repeated."""
+    arms: tuple[str, ...] = tuple(ARMS)
+    """Names of ARMS."""
+    regimes: tuple[str, ...] = ("k2-g8",)
+    """Names of REGIMES."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Each makes another world, another order of tasks and other rollouts."""
+    updates: int = 30
+    """Optimiser steps of each run."""
+    eval_every: int = 10
+    """Evaluate before training, after so many updates each, and at the end."""
+    eval_tasks: int = 150
+    """Unseen tasks of each evaluation, greedy."""
+    workers: int = 1
+    """Runs at the same time, one thread each."""
+    report: bool = False
+    """Only print what the file holds."""
+    plot: Path | None = None
+    """Write the curves here, as a picture."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run by name and by all that decides it."""
+
+    arm: str
+    regime: str
+    seed: int
+    updates: int
+    eval_every: int
+    eval_tasks: int
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run left."""
+
+    cell: Cell
+    commit: str | None
+    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """One figure an update; None where it was not defined."""
+    evaluations: Sequence[Mapping[str, float]] = ()
+    """Each with the `updates` before it."""
+    warnings: Sequence[str] = ()
+    """Of the library's watch for a collapse, and what ended the run early."""
+    seconds: float = 0.0
+
+    @property
+    def start(self) -> Mapping[str, float]:
+        return self.evaluations[0]
+
+    @property
+    def end(self) -> Mapping[str, float]:
+        return self.evaluations[-1]
+
+    @property
+    def failed(self) -> bool:
+        return self.end["updates"] < self.cell.updates
+
+    @property
+    def collapsed(self) -> bool:
+        """It ended below where it began, lost a tenth of its format, or broke off."""
+        worse = self.end["exact"] < self.start["exact"] or self.end["format"] < self.start["format"] - 0.1
+        return worse or self.failed
+
+    @property
+    def area(self) -> float:
+        """Mean height of the evaluated `exact` over the updates (trapezoids)."""
+        width = self.end["updates"] or 1
+        steps = [(b["updates"] - a["updates"]) * (a["exact"] + b["exact"]) / 2 for a, b in pairwise(self.evaluations)]
+        return sum(steps) / width if steps else self.end["exact"]
+
+
+# ---------------------------------------------------------------- one run
+
+
+async def train(cell: Cell) -> Result:
+    """Train and evaluate. A failure of training ends the run and is kept as its last warning."""
+    started = time.perf_counter()
+    torch.set_num_threads(1)
+    config = settings(cell)
+    parts = make_parts(config, cell)
+    arm = ARMS[cell.arm]
+    step = await cloning(config, parts, cell) if arm.kind == "sft" else reinforcing(config, parts)
+    watch = CollapseWatch(config.train.collapse_batches)
+    history: list[Mapping[str, float]] = []
+    evaluations, warnings = [await examine(config, parts, 0)], []
+    credit: AbstractContextManager[Any] = shuffled_credit(cell.seed) if arm.kind == "shuffled" else nullcontext()
+    with credit:
+        for update in range(1, cell.updates + 1):
+            try:
+                history.append(await step())
+            except MempoError as error:
+                warnings.append(f"{update}: {error}")
+                break
+            if arm.kind != "sft" and (reason := watch.look(history[-1])) is not None:
+                warnings.append(f"{update}: {reason}")
+            if update % cell.eval_every == 0 or update == cell.updates:
+                evaluations.append(await examine(config, parts, update))
+    curves = {key: [_rounded(metrics.get(key)) for metrics in history] for key in CURVES}
+    known = {key: values for key, values in curves.items() if any(value is not None for value in values)}
+    return Result(cell, git_revision(), known, evaluations, warnings, round(time.perf_counter() - started, 1))
+
+
+def settings(cell: Cell) -> Config:
+    return load_config("demo", ["--seed", str(cell.seed), *cell.overrides])
+
+
+def make_parts(config: Config, cell: Cell) -> RunParts:
+    """The cold start, and worlds of this seed: each training task is met once, evaluation has other names."""
+    tools, tasks = [], []
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in splits:
+        worlds = make_worlds(config, cell, split)
+        tools.append(SearchTool(retriever_of(worlds), TOP_K))
+        tasks.append([world.task for world in worlds])
+    return RunParts(make_policy(config), tools[:1], tasks[0], tools[1:], tasks[1])
+
+
+def make_worlds(config: Config, cell: Cell, split: Split) -> list[ClosedWorld]:
+    count = config.train.batch_tasks * cell.updates if split == "train" else cell.eval_tasks
+    regime = REGIMES[cell.regime]
+    return list(closed_worlds(cell.seed, count, objectives=regime.objectives, hops=regime.hops, split=split))
+
+
+def retriever_of(worlds: Iterable[ClosedWorld]) -> MemoryRetriever:
+    return MemoryRetriever(passage for world in worlds for passage in world.passages)
+
+
+Step = Callable[[], Awaitable[Mapping[str, float]]]
+"""One update; its metrics."""
+
+
+def reinforcing(config: Config, parts: RunParts) -> Step:
+    trainer = make_trainer(replace(config, train=replace(config.train, max_batches=None)), parts)
+
+    async def step() -> Mapping[str, float]:
+        return batch_metrics(await trainer.train_batch())
+
+    return step
+
+
+async def cloning(config: Config, parts: RunParts, cell: Cell) -> Step:
+    """The cold start goes on: a step for each update, on the rows of as many trajectories as RL samples in it."""
+    teacher = Teacher(TEACHER, max_turns=config.rollout.max_turns)
+    retriever = retriever_of(make_worlds(config, cell, "train"))
+    trajectories = [
+        await teacher.run(task, retriever, rollout=rollout, seed=config.seed, top_k=TOP_K)
+        for task in parts.tasks
+        for rollout in range(config.rollout.group_size)
+    ]
+    data = make_cold_start(
+        trajectories, parts.policy.renderer, config, system_prompt=make_system_prompt(parts.tools, config.context)
+    )
+    tokens = sum(len(row.read_ids) for row in data.train)
+    trainer = SftTrainer(
+        parts.policy.model, data, replace(config, sft=replace(config.sft, batch_tokens=tokens // cell.updates))
+    )
+
+    async def step() -> Mapping[str, float]:
+        return trainer.step().metrics
+
+    return step
+
+
+def shuffled_credit(seed: int) -> AbstractContextManager[Any]:
+    """A control: inside, every memory is paid for another one of its group."""
+
+    def credit(groups: Sequence[Group], probes: MemoryProbes, score: Score, config: MemoryConfig) -> list[Group]:
+        return [shuffled(group, seed) for group in with_memory_rewards(groups, probes, score, config)]
+
+    return patch.object(trainer_module, "with_memory_rewards", credit)
+
+
+def shuffled(group: Group, seed: int) -> Group:
+    """The group with its memory rewards permuted over all turns that have one."""
+    rewards = [turn.memory_reward for t in group.trajectories for turn in t.turns if turn.memory_reward is not None]
+    random.Random(derive_seed(seed, "shuffled", group.task.id)).shuffle(rewards)
+    left = iter(rewards)
+
+    def paid(trajectory: Trajectory) -> Trajectory:
+        turns = (
+            turn if turn.memory_reward is None else replace(turn, memory_reward=next(left)) for turn in trajectory.turns
+        )
+        return replace(trajectory, turns=tuple(turns))
+
+    return Group(group.task, tuple(paid(trajectory) for trajectory in group.trajectories))
+
+
+async def examine(config: Config, parts: RunParts, updates: int) -> dict[str, float]:
+    """Scores on the unseen tasks, and what the last memories hold and are worth."""
+    found = await evaluate(config, parts)
+    probes = MemoryProbes(
+        parts.policy.renderer,
+        GRADED,
+        context=make_context(config.context),
+        system_prompt=make_system_prompt(parts.eval_tools, config.context),
+    )
+    singles = [Group(trajectory.task, (trajectory,)) for trajectory in found]
+    valued = [group.trajectories[0] for group in with_memory_rewards(singles, probes, parts.policy.score_now, GRADED)]
+    last = [trajectory.turns[-1] for trajectory in valued if trajectory.turns]
+    scores = mean_scores(found)
+    return {
+        "updates": updates,
+        **{key: round(scores[key], 5) for key in EVALUATED if key in scores},
+        "facts_kept": round(fmean(facts_kept(t.turns[-1].memory, t.task) if t.turns else 0.0 for t in found), 5),
+        "memory_probability": round(fmean(turn.memory_probability or 0.0 for turn in last), 5) if last else 0.0,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+# ---------------------------------------------------------------- all runs
+
+
+def plan(args: Args) -> list[Cell]:
+    """All runs in their order: blocks of arms, and in each the seeds one after the other."""
+    for kind, names, known in (("arm", args.arms, ARMS), ("regime", args.regimes, REGIMES)):
+        if unknown := [name for name in names if name not in known]:
+            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known are {', '.join(known)}")
+    return [
+        Cell(
+            arm,
+            regime,
+            seed,
+            args.updates,
+            args.eval_every,
+            args.eval_tasks,
+            (*REGIMES[regime].overrides, *ARMS[arm].overrides),
+        )
+        for regime in args.regimes
+        for arms in (args.arms[start : start + BLOCK] for start in range(0, len(args.arms), BLOCK))
+        for seed in args.seeds
+        for arm in arms
+    ]
+
+
+def run_in_process(cell: Cell) -> Result:
+    return asyncio.run(train(cell))
+
+
+def run_all(cells: Sequence[Cell], out: Path, workers: int) -> None:
+    """Run what the file does not hold, and append each result as soon as it is there."""
+    missing = [cell for cell in cells if cell not in read_results(out)]
+    print(f"{len(cells) - len(missing)} of {len(cells)} runs are in {out}", file=sys.stderr)
+    if not missing:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        open(out, "a", encoding="utf-8") as file,
+        # Spawned, not forked: torch's threads do not survive a fork.
+        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        if file.tell() and out.read_bytes()[-1:] != b"\n":
+            file.write("\n")  # the last line was cut: it stays alone, and its run is done again
+        runs = [pool.submit(run_in_process, cell) for cell in missing]
+        try:
+            for count, run in enumerate(as_completed(runs), 1):
+                result = run.result()
+                file.write(render_json(asdict(result)) + "\n")
+                file.flush()
+                cell = result.cell
+                print(
+                    f"{count}/{len(missing)} {cell.regime} {cell.arm} seed {cell.seed}: exact "
+                    f"{result.start['exact']:.3f} -> {result.end['exact']:.3f}, {result.seconds:.0f} s",
+                    *result.warnings,
+                    sep="\n    ",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def read_results(path: Path) -> dict[Cell, Result]:
+    """The runs of a file; lines that were cut are named and left out."""
+    if not path.exists():
+        return {}
+    rows = [row for _, row in read_jsonl(path, lambda error: print(error, file=sys.stderr))]
+    results = [_result(row) for row in rows]
+    return {result.cell: result for result in results}
+
+
+def _result(row: dict[str, Any]) -> Result:
+    cell = Cell(**{**row["cell"], "overrides": tuple(row["cell"]["overrides"])})
+    return Result(**{**row, "cell": cell})
+
+
+# ---------------------------------------------------------------- report
+
+
+class Difference(NamedTuple):
+    """An arm against GRPO, seed by seed."""
+
+    mean: float
+    interval: Interval
+
+
+def difference(
+    results: Iterable[Result], base: Iterable[Result], figure: Callable[[Result], float]
+) -> Difference | None:
+    """Mean over the seeds that both have, with a paired bootstrap interval; None below two such seeds."""
+    of_seed = {result.cell.seed: figure(result) for result in base}
+    pairs = [figure(r) - of_seed[r.cell.seed] for r in results if r.cell.seed in of_seed]
+    interval = bootstrap_interval(pairs, resamples=10_000)
+    return Difference(fmean(pairs), interval) if interval is not None and len(pairs) > 1 else None
+
+
+def print_report(results: Sequence[Result]) -> None:
+    """One Markdown table a regime."""
+    for regime in dict.fromkeys(result.cell.regime for result in results):
+        here = [result for result in results if result.cell.regime == regime]
+        base = of_arm(here, GRPO)
+        print(f"\n{regime}\n")
+        _row("arm", "seeds", "exact", "minus GRPO", "area", "minus GRPO", "format", "facts kept",
+             "P(answer \\| memory)", "memory tokens", "equal groups", "collapsed")  # fmt: skip
+        _row(*["---"] + ["--:"] * 11)
+        if base:
+            _row("before training", str(len(base)), f"{_mean(base, lambda r: r.start['exact']):.3f}", "", "", "",
+                 *_ends(base, lambda r: r.start), "", "")  # fmt: skip
+        for arm in dict.fromkeys(result.cell.arm for result in here):
+            runs = of_arm(here, arm)
+            equal = [v for r in runs for v in r.curves.get("groups/equal_outcomes", ()) if v is not None]
+            against = [] if arm == GRPO else base
+            _row(
+                arm,
+                str(len(runs)),
+                f"{_mean(runs, lambda r: r.end['exact']):.3f}",
+                _shown(difference(runs, against, lambda r: r.end["exact"])),
+                f"{_mean(runs, lambda r: r.area):.3f}",
+                _shown(difference(runs, against, lambda r: r.area)),
+                *_ends(runs, lambda r: r.end),
+                f"{fmean(equal):.2f}" if equal else "",
+                f"{sum(result.collapsed for result in runs)}/{len(runs)}",
+            )
+
+
+def of_arm(results: Iterable[Result], arm: str) -> list[Result]:
+    return [result for result in results if result.cell.arm == arm]
+
+
+def _ends(runs: Sequence[Result], at: Callable[[Result], Mapping[str, float]]) -> list[str]:
+    keys = {"format": ".3f", "facts_kept": ".3f", "memory_probability": ".3f", "memory_tokens_mean": ".1f"}
+    return [format(fmean(at(run).get(key, 0.0) for run in runs), form) for key, form in keys.items()]
+
+
+def _mean(runs: Iterable[Result], figure: Callable[[Result], float]) -> float:
+    return fmean(figure(run) for run in runs)
+
+
+def _shown(found: Difference | None) -> str:
+    return "" if found is None else f"{found.mean:+.3f} [{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
+
+
+def _row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |")
+
+
+PANELS = {
+    "exact": "all right, unseen tasks",
+    "memory_probability": "P(answer | last memory)",
+    "facts_kept": "facts kept",
+}
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Means over seeds with bootstrap intervals: a row of panels for each regime."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    regimes = list(dict.fromkeys(result.cell.regime for result in results))
+    arms = list(dict.fromkeys(result.cell.arm for result in results))
+    figure, grid = pyplot.subplots(
+        len(regimes), len(PANELS), figsize=(10, 3.2 * len(regimes)), layout="constrained", squeeze=False
+    )
+    for regime, panels in zip(regimes, grid, strict=True):
+        for (key, title), axes in zip(PANELS.items(), panels, strict=True):
+            for number, arm in enumerate(arms):
+                runs = of_arm((r for r in results if r.cell.regime == regime), arm)
+                if runs:
+                    _curve(axes, runs, key, arm, f"C{number % 10}", "-" if number < 10 else "--")
+            axes.set(title=f"{title} ({regime})", xlabel="updates")
+            axes.grid(alpha=0.3)
+        panels[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+
+
+def _curve(axes: Any, runs: Sequence[Result], key: str, label: str, color: str, line: str) -> None:
+    of_updates: dict[float, list[float]] = {}
+    for run in runs:
+        for evaluation in run.evaluations:
+            of_updates.setdefault(evaluation["updates"], []).append(evaluation.get(key, 0.0))
+    updates = sorted(of_updates)
+    intervals = [bootstrap_interval(of_updates[update]) or Interval(0, 0) for update in updates]
+    axes.plot(updates, [fmean(of_updates[u]) for u in updates], line, color=color, label=f"{label} ({len(runs)})")
+    axes.fill_between(updates, [i.low for i in intervals], [i.high for i in intervals], color=color, alpha=0.12)
+
+
+def main(args: Args) -> None:
+    cells = plan(args)
+    if not args.report:
+        run_all(cells, args.out, args.workers)
+    known = read_results(args.out)
+    results = [known[cell] for cell in cells if cell in known]
+    if not results:
+        raise SystemExit(f"{args.out} holds none of these runs")
+    print(f"$ {' '.join(['python -m benchmarks.learning', *sys.argv[1:]])}")
+    print_report(results)
+    if args.plot is not None:
+        draw(results, args.plot)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
