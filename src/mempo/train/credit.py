@@ -84,7 +84,7 @@ class ProbeValues:
         return self._known[probe, value]
 
     def worst_token(self, probe: Probe) -> float:
-        """Probability of the least probable gold token, the best alias's: easy tokens hide a bad one in a mean."""
+        """Probability of the least probable gold token, the largest over the aliases: a mean hides it."""
         return math.exp(max(min(self._logprobs[request]) for request in probe.requests))
 
 
