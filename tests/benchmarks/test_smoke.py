@@ -20,7 +20,8 @@ from mempo.retrieval.index import build_index
 
 pytestmark = pytest.mark.slow
 
-TESTED = {"context", "retrieval", "retrieval_quality", "rollout", "runlog", "text"}
+# `learning` has a file of its own.
+TESTED = {"context", "learning", "retrieval", "retrieval_quality", "rollout", "runlog", "text"}
 STARTED_BY_OTHERS = {"plain_server"}
 
 

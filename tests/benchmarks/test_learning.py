@@ -1,0 +1,124 @@
+"""The experiment on the memory advantage: its controls, its statistics, and a small run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.learning import ARMS, GRPO, REGIMES, Args, Cell, Result
+
+from benchmarks import learning
+from mempo.core import Group, Objective, StopReason, Task, Trajectory, Turn
+
+TASK = Task("t", (Objective("Who?", ("Homer",)),))
+
+
+def result(seed: int, exact: Sequence[float], arm: str = GRPO, format: float = 1.0, updates: int = 20) -> Result:
+    """A run that was evaluated every ten updates; `format` is that of the last evaluation."""
+    evaluations = [{"updates": 10.0 * i, "exact": value, "format": 1.0} for i, value in enumerate(exact)]
+    evaluations[-1]["format"] = format
+    return Result(Cell(arm, "k2-g8", seed, updates, 10, 5, ()), None, {}, evaluations)
+
+
+def test_shuffling_permutes_the_rewards_of_a_group_and_leaves_all_else() -> None:
+    rewards: list[list[float | None]] = [[0.1, None, 0.2], [0.3, 0.4, 0.5], [None, 0.6, 0.7]]
+    turns = [tuple(Turn(i, f"{i}", memory_reward=reward) for i, reward in enumerate(row)) for row in rewards]
+    group = Group(TASK, tuple(Trajectory(TASK, i, row, StopReason.ANSWERED, 0) for i, row in enumerate(turns)))
+
+    mixed = learning.shuffled(group, seed=0)
+
+    found = [[turn.memory_reward for turn in trajectory.turns] for trajectory in mixed.trajectories]
+    paid = [reward for row in found for reward in row if reward is not None]
+    assert sorted(paid) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    assert paid != sorted(paid)
+    assert [[reward is None for reward in row] for row in found] == [[r is None for r in row] for row in rewards]
+    back = [
+        replace(t, turns=tuple(replace(turn, memory_reward=r) for turn, r in zip(t.turns, row, strict=True)))
+        for t, row in zip(mixed.trajectories, rewards, strict=True)
+    ]
+    assert tuple(back) == group.trajectories
+    assert learning.shuffled(group, seed=0) == mixed
+
+
+def test_the_area_is_the_mean_height_of_the_curve() -> None:
+    # Ten updates at (0 + 0.4) / 2 and ten at (0.4 + 0.8) / 2.
+    assert result(0, [0.0, 0.4, 0.8]).area == pytest.approx((0.2 + 0.6) / 2)
+
+
+@pytest.mark.parametrize(
+    ("run", "collapsed"),
+    [
+        (result(0, [0.3, 0.2, 0.3]), False),  # it came back
+        (result(0, [0.3, 0.4, 0.2]), True),
+        (result(0, [0.3, 0.4, 0.5], format=0.89), True),
+        (result(0, [0.3, 0.4, 0.5], updates=30), True),  # it broke off before update 30
+    ],
+)
+def test_a_run_collapsed_where_it_ended_below_its_start_lost_format_or_broke_off(run: Result, collapsed: bool) -> None:
+    assert run.collapsed is collapsed
+
+
+def test_differences_are_taken_between_runs_of_one_seed() -> None:
+    base = [result(0, [0.1, 0.2]), result(1, [0.1, 0.6]), result(2, [0.1, 0.9])]
+    arm = [result(1, [0.1, 0.7]), result(0, [0.1, 0.3])]
+    found = learning.difference(arm, base, lambda r: r.end["exact"])
+    assert found is not None
+    # Both pairs differ by 0.1, though the runs themselves lie far apart: no spread is left.
+    assert [found.mean, *found.interval] == pytest.approx([0.1, 0.1, 0.1])
+    assert learning.difference(arm[:1], base, lambda r: r.end["exact"]) is None  # one pair has no spread
+
+
+def test_seeds_of_the_first_four_arms_are_run_together() -> None:
+    cells = learning.plan(Args(Path("results.jsonl"), arms=tuple(ARMS)[:5], seeds=(0, 1)))
+    order = [(cell.seed, cell.arm) for cell in cells]
+    first, fifth = tuple(ARMS)[:4], tuple(ARMS)[4]
+    assert order == [(seed, arm) for seed in (0, 1) for arm in first] + [(0, fifth), (1, fifth)]
+
+
+def test_an_arm_that_is_not_known_is_named() -> None:
+    with pytest.raises(SystemExit, match="unknown arm 'gppo'; known are grpo"):
+        learning.plan(Args(Path("results.jsonl"), arms=("gppo",)))
+
+
+def test_every_arm_and_every_regime_is_a_valid_config() -> None:
+    prepared = tuple(name for name in REGIMES if "solid" not in name)  # the others need a model of their own
+    arms = learning.plan(Args(Path("results.jsonl"), seeds=(3,)))
+    regimes = learning.plan(Args(Path("results.jsonl"), arms=("kl-0.3",), regimes=prepared, seeds=(3,)))
+    assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO}
+    assert {learning.settings(cell).rollout.group_size for cell in regimes} == {4, 8}
+
+
+@pytest.mark.slow
+def test_a_small_experiment_is_paired_and_goes_on_where_it_was_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, plot = tmp_path / "results.jsonl", tmp_path / "curves.png"
+    args = Args(out, arms=(GRPO, "prefix-0.3"), seeds=(0,), updates=2, eval_every=1, eval_tasks=6, plot=plot)
+    learning.main(args)
+    grpo, mempo = learning.read_results(out).values()
+    # The arms part at the first update: before it, all is the same.
+    assert grpo.start == mempo.start
+    assert [run["updates"] for run in grpo.evaluations] == [0, 1, 2]
+    assert grpo.curves["reward"][0] == mempo.curves["reward"][0]
+    assert "memory/probability" not in grpo.curves
+    assert grpo.end["memory_probability"] != mempo.end["memory_probability"]
+    assert 0 < plot.stat().st_size < 100_000
+    assert "| prefix-0.3 | 1 |" in capsys.readouterr().out
+
+    whole = out.read_bytes()
+    learning.main(args)  # nothing is left to do
+    assert out.read_bytes() == whole
+
+    out.write_bytes(whole[:-100])  # killed while it wrote the second run
+    learning.main(args)
+    again = learning.read_results(out)
+    assert same(again[grpo.cell]) == same(grpo)
+    assert same(again[mempo.cell]) == same(mempo)
+
+
+def same(run: Result) -> Result:
+    """All of a run but its times."""
+    curves = {key: values for key, values in run.curves.items() if not key.startswith("seconds/")}
+    return replace(run, curves=curves, seconds=0.0, commit=None)
