@@ -94,9 +94,9 @@ ARMS: Mapping[str, Arm] = {
     GRPO: Arm(("--advantage.alpha", "0")),
     "prefix-0.3": Arm(memory_arm(0.3)),
     "prefix-1": Arm(memory_arm(1)),
-    "shuffled-0.3": Arm(memory_arm(0.3), "shuffled"),
     "prefix-joined-0.3": Arm(memory_arm(0.3, "prefix", *JOINED)),
     "prefix-joined-1": Arm(memory_arm(1, "prefix", *JOINED)),
+    "shuffled-0.3": Arm(memory_arm(0.3), "shuffled"),
     "previous-0.3": Arm(memory_arm(0.3, "previous_memory")),
     "none-0.3": Arm(memory_arm(0.3, "none")),
     # Candidates for a guarded preset. Credit only where the outcome tells trajectories apart:
