@@ -134,7 +134,7 @@ def test_a_server_whose_context_is_too_small_is_refused_at_the_start(
     with StubServer(answer) as stub:
         assert main(["run", "France?", "--base-url", stub.url, "--model", "m", "--corpus", corpus]) == 1
     message = capsys.readouterr().err
-    assert "max_prompt_tokens 4096 + max_response_tokens 1024 = 5120" in message
+    assert "rollout.max_prompt_tokens 4096 + rollout.max_response_tokens 1024 = 5120" in message
     assert "4000" in message
 
 

@@ -13,6 +13,7 @@ from mempo.config import ContextConfig, RetrieverConfig, RolloutConfig
 from mempo.core import ConfigError, MissingExtraError, Policy, RetrievalError, Retriever, Tool
 from mempo.env import SearchTool
 from mempo.retrieval.client import HttpRetriever
+from mempo.rollout import check_room
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def make_policy(args: PolicyArgs, rollout: RolloutConfig, context: ContextConfig
         return _server_policy(args, args.base_url, rollout, context)
     try:
         from mempo.policy.local import LocalPolicy
+        from mempo.policy.models import resolve_device
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", extra="train") from error
     policy = LocalPolicy.load(
@@ -77,27 +79,8 @@ def make_policy(args: PolicyArgs, rollout: RolloutConfig, context: ContextConfig
         context_tokens=rollout.max_model_tokens,
         min_response_tokens=rollout.min_response_tokens,
     )
-    check_context(policy, rollout)
+    check_room(rollout, policy.context_tokens, policy.name)
     return policy
-
-
-def check_context(policy: Policy, rollout: RolloutConfig) -> None:
-    """Raise a ConfigError where the policy's context, if it is known, cannot hold the longest prompt and response."""
-    prompt, response, context = rollout.max_prompt_tokens, rollout.max_response_tokens, policy.context_tokens
-    if context is not None and prompt + response > context:
-        raise ConfigError(
-            f"max_prompt_tokens {prompt} + max_response_tokens {response} = {prompt + response}, but the context of "
-            f"{policy.name} is {context} tokens: lower one of them"
-        )
-
-
-def resolve_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
-    if name != "auto":
-        return name
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read_script(path: Path) -> list[str]:
@@ -117,7 +100,7 @@ async def check_policy(policy: Policy, rollout: RolloutConfig) -> None:
 
     if isinstance(policy, OpenAIPolicy):
         await policy.abilities()
-        check_context(policy, rollout)
+        check_room(rollout, policy.context_tokens, policy.name)
 
 
 @asynccontextmanager

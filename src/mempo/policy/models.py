@@ -30,6 +30,13 @@ _CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(LlamaModel.forward).pa
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def resolve_device(name: str) -> str:
+    """The device that a setting means: `auto` is a GPU where there is one."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_tokenizer(name: str) -> Any:
     """The tokenizer that belongs to a model."""
     with quiet(), _errors(name):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from mempo.config import ContextConfig, RolloutConfig
-from mempo.core import Policy, Task, Tool
+from mempo.core import ConfigError, Policy, Task, Tool
 from mempo.env.environment import ToolEnvironment
 from mempo.rollout.engine import Rollout, RolloutHooks
 from mempo.text.context import ContextPolicy
@@ -39,6 +39,16 @@ def make_rollout(
         system_prompt=make_system_prompt(tools, context),
         hooks=hooks,
     )
+
+
+def check_room(rollout: RolloutConfig, context_tokens: int | None, model: str) -> None:
+    """Raise a ConfigError where a model's context, if it is known, cannot hold the longest prompt and response."""
+    prompt, response = rollout.max_prompt_tokens, rollout.max_response_tokens
+    if context_tokens is not None and prompt + response > context_tokens:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens {prompt} + rollout.max_response_tokens {response} = {prompt + response}, "
+            f"but the context of {model} is {context_tokens} tokens: lower one of them"
+        )
 
 
 def make_context(context: ContextConfig) -> ContextPolicy:

@@ -15,8 +15,9 @@ from mempo.core import ConfigError, Task, derive_seed
 from mempo.data import compose, read_tasks
 from mempo.data.world import FALLBACK_CHARACTERS, closed_pattern, closed_vocabulary
 from mempo.policy.local import LocalPolicy
-from mempo.policy.models import end_token_ids, load_model, load_tokenizer, quiet
+from mempo.policy.models import end_token_ids, load_model, load_tokenizer, quiet, resolve_device
 from mempo.policy.tiny import tiny_llama, word_tokenizer
+from mempo.rollout import check_room
 from mempo.text.render import Renderer
 
 TINY = "tiny"
@@ -32,7 +33,7 @@ def make_policy(config: Config) -> LocalPolicy:
     """
     settings = config.model
     tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
-    model = adapt(_base_model(config, len(tokenizer)), settings, config.seed).to(device_of(settings))
+    model = adapt(_base_model(config, len(tokenizer)), settings, config.seed).to(resolve_device(settings.device))
     renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
     policy = LocalPolicy(
         model.eval(),
@@ -42,7 +43,7 @@ def make_policy(config: Config) -> LocalPolicy:
         min_response_tokens=config.rollout.min_response_tokens,
         score_batch_tokens=config.memory.batch_tokens,
     )
-    check_context(config, getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    check_room(config.rollout, getattr(model.config.get_text_config(), "max_position_embeddings", None), settings.path)
     return policy
 
 
@@ -50,23 +51,6 @@ def tiny_tokenizer() -> Any:
     """Whole words of the closed world, and single characters for texts from outside."""
     words = closed_vocabulary()
     return word_tokenizer((*words, *(c for c in FALLBACK_CHARACTERS if c not in words)), closed_pattern())
-
-
-def check_context(config: Config, model_tokens: int | None) -> None:
-    """Raise a ConfigError where a model of this many positions cannot hold the longest prompt and response."""
-    prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
-    if model_tokens is not None and prompt + response > model_tokens:
-        raise ConfigError(
-            f"rollout.max_prompt_tokens {prompt} + rollout.max_response_tokens {response} = {prompt + response}, "
-            f"but the context of {config.model.path} is {model_tokens} tokens: lower one of them"
-        )
-
-
-def device_of(settings: ModelConfig) -> torch.device:
-    """The device that `model.device` means here."""
-    if settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(settings.device)
 
 
 def load_tasks(files: Sequence[str], format: str | None, objectives: int | None) -> list[Task]:

@@ -37,7 +37,8 @@ from mempo.config import Config
 from mempo.core import ConfigError
 from mempo.policy.models import BUNDLED_SMOLLM2, DTYPES, bundled_config, model_folder
 from mempo.policy.tiny import tiny_llama
-from mempo.train.assembly import TINY, TINY_CONTEXT_TOKENS, check_context, tiny_tokenizer
+from mempo.rollout import check_room
+from mempo.train.assembly import TINY, TINY_CONTEXT_TOKENS, tiny_tokenizer
 
 GIB = 2**30
 LOGIT_CHUNK_TOKENS = 1024
@@ -100,7 +101,7 @@ def make_plan(config: Config) -> Plan:
     """The plan of a config. Raises ConfigError where the model's shape is not known, or its context is too small."""
     model = _empty_model(config)
     shape = model.config.get_text_config()
-    check_context(config, getattr(shape, "max_position_embeddings", None))
+    check_room(config.rollout, getattr(shape, "max_position_embeddings", None), config.model.path)
     parameters = sum(p.numel() for p in model.parameters())
     adapters = _adapter_parameters(model, config)
     trainable = adapters or parameters
