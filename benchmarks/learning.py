@@ -489,7 +489,7 @@ def print_report(results: Sequence[Result]) -> None:
                  *_ends(base, lambda r: r.start), "", "")  # fmt: skip
         for arm in dict.fromkeys(result.cell.arm for result in here):
             runs = of_arm(here, arm)
-            equal = [v for r in runs for v in r.curves.get("groups/equal_outcomes", ()) if v is not None]
+            equal = _logged(runs, "groups/equal_outcomes")
             against = [] if arm == GRPO else base
             _row(
                 arm,
@@ -499,9 +499,42 @@ def print_report(results: Sequence[Result]) -> None:
                 f"{_mean(runs, lambda r: r.area):.3f}",
                 _shown(difference(runs, against, lambda r: r.area)),
                 *_ends(runs, lambda r: r.end),
-                f"{fmean(equal):.2f}" if equal else "",
+                "" if equal is None else f"{equal:.2f}",
                 f"{sum(result.collapsed for result in runs)}/{len(runs)}",
             )
+
+
+SIGNALS: Mapping[str, str] = {
+    "exact": "exact, sampled",
+    "train/entropy": "entropy",
+    "memory/reward_std": "std of R^M",
+    "advantage/memory_abs": "mean size of A^M",
+    "memory/corr_advantage_turn": "A^M with turn",
+    "memory/corr_reward_facts": "R^M with facts",
+    "memory/corr_reward_outcome": "R^M with R^T",
+    "memory/tokens_p95": "memory p95, tokens",
+}
+
+
+def print_signals(results: Sequence[Result]) -> None:
+    """Why: means over all updates of all seeds of what was logged while training. "With" is a correlation."""
+    for regime in dict.fromkeys(result.cell.regime for result in results):
+        here = [result for result in results if result.cell.regime == regime]
+        print(f"\n{regime}, during training\n")
+        _row("arm", *SIGNALS.values(), "seconds an update")
+        _row(*["---"] + ["--:"] * (len(SIGNALS) + 1))
+        for arm in dict.fromkeys(result.cell.arm for result in here):
+            runs = of_arm(here, arm)
+            cells = [_logged(runs, key) for key in SIGNALS]
+            phases = [_logged(runs, f"seconds/{phase}") for phase in ("rollout", "score", "update")]
+            seconds = sum(value for value in phases if value is not None)
+            _row(arm, *("" if value is None else f"{value:.2f}" for value in cells), f"{seconds:.1f}")
+
+
+def _logged(runs: Iterable[Result], key: str) -> float | None:
+    """A figure's mean over all updates in which it was defined; None where there is none."""
+    values = [value for run in runs for value in run.curves.get(key, ()) if value is not None]
+    return fmean(values) if values else None
 
 
 def of_arm(results: Iterable[Result], arm: str) -> list[Result]:
@@ -578,6 +611,7 @@ def main(args: Args) -> None:
         raise SystemExit(f"{args.out} holds none of these runs")
     print(f"$ {' '.join(['python -m benchmarks.learning', *sys.argv[1:]])}")
     print_report(results)
+    print_signals(results)
     if args.plot is not None:
         draw(results, args.plot)
 
