@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,17 @@ def test_a_negative_seed_is_an_error(files: Files, capsys: pytest.CaptureFixture
     files.write(make_tasks(1), [("toy:0", "answer 0")])
     assert files.score("--seed", "-1") == 1
     assert capsys.readouterr().err == "error: --seed must be at least 0 (got -1)\n"
+
+
+def test_answers_can_come_through_a_pipe(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    # `mempo score <(command) TASKS`: what is read of a pipe to find out what it is cannot be read again.
+    files.write(make_tasks(1), [("toy:0", "answer 0")])
+    content = files.predictions.read_bytes()
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    files.predictions = Path(f"/dev/fd/{reader}")
+    assert files.score("--json") == 0
+    os.close(reader)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"][-1]["em"], report["missing"]) == (100.0, [])

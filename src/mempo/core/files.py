@@ -6,6 +6,7 @@ bytes) and written gzipped where the name ends in `.gz`.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -62,8 +63,10 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
             else:
                 yield stream
         os.replace(aside, target)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = os.fspath(path)  # a failed write does not say where it wrote to
         raise
     _sync_folder(target.parent)
 

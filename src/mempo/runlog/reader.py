@@ -112,7 +112,12 @@ def read_runlog(path: str | os.PathLike[str]) -> RunLog:
 
 
 def is_runlog(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a run log of any version does, so that a command may take other files, too."""
+    """Whether a file begins as a run log of any version does, so that a command may take other files, too.
+
+    A pipe is none, and nothing is read of it: that would be gone for whoever reads it next.
+    """
+    if not os.path.isfile(path):
+        return False
     try:
         with open(path, "rb") as file:
             return f'"schema":"{SCHEMA}"'.encode() in file.read(200).replace(b" ", b"")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import subprocess
@@ -180,3 +181,10 @@ def test_a_number_too_large_for_a_float_is_refused(text: str) -> None:
     # Read as infinite it could not be written again.
     with pytest.raises(ValueError, match="too large"):
         parse_json(text)
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught, atomic_write(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it: without a name
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    assert list(tmp_path.iterdir()) == []

@@ -15,13 +15,13 @@ from mempo.runlog import RunLogWriter, collect_run_info, git_revision, read_runl
 
 
 def test_the_header_holds_settings_given_and_defaulted_versions_seeds_time_and_command(tmp_path: Path) -> None:
-    config = load_config("tiny", ["--seed", "5", "--retriever.deadline-seconds", "inf"])
+    config = load_config("tiny", ["--seed", "5", "--retriever.deadline-seconds", "12.5"])
     run = collect_run_info(config, seeds={"run": 5}, prompts_hash="abc", command=["mempo", "train", "tiny"])
     RunLogWriter.create(tmp_path / "run.jsonl", run).close()
     back = read_runlog(tmp_path / "run.jsonl").header.run
     assert back == run
     assert set(back.config) == set(key_values(Config()))
-    assert back.config["retriever.deadline_seconds"] == math.inf
+    assert back.config["retriever.deadline_seconds"] == 12.5
     assert (back.config["seed"], back.given["seed"]) == (5, "command line")
     assert back.given["rollout.group_size"] == "preset tiny"
     assert "rollout.top_p" not in back.given
@@ -30,15 +30,17 @@ def test_the_header_holds_settings_given_and_defaulted_versions_seeds_time_and_c
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", back.started)
 
 
-def test_any_dataclass_of_settings_can_be_noted() -> None:
+def test_any_dataclass_of_settings_can_be_noted(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Args:
         tasks: Path
         seed: int = 0
-        top_k: int = 3
+        limit: float = math.inf
 
     run = collect_run_info(Args(Path("a.jsonl"), seed=1), seeds={}, command=["mempo", "eval"])
-    assert run.config == {"tasks": "a.jsonl", "seed": 1, "top_k": 3}
+    RunLogWriter.create(tmp_path / "run.jsonl", run).close()
+    assert read_runlog(tmp_path / "run.jsonl").header.run == run
+    assert run.config == {"tasks": "a.jsonl", "seed": 1, "limit": math.inf}
     assert run.given == {"tasks": "code", "seed": "code"}
 
 
