@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from mempo.config import MemoryConfig
 from mempo.config.sections import Baseline
-from mempo.core import Message, ScoreRequest, Task, Trajectory, Turn
+from mempo.core import ContextOverflowError, Message, ScoreRequest, Task, Trajectory, Turn
 from mempo.text.context import ContextPolicy
 from mempo.text.masks import token_offsets
 from mempo.text.render import Renderer
@@ -61,7 +61,11 @@ class MemoryProbes:
         *,
         context: ContextPolicy,
         system_prompt: Callable[[Task], str],
+        context_tokens: int | None = None,
     ) -> None:
+        """`context_tokens` is what the scorer can read: a longer `prefix` loses its oldest turns, and is counted."""
+        self.shortened = 0
+        self._context_tokens = context_tokens
         self._renderer = renderer
         self._config = config
         self._context = context
@@ -92,7 +96,23 @@ class MemoryProbes:
             case "visible":
                 return self._probe(task, self._messages(self._context, task, earlier), probe_prefix(None))
             case "prefix":
-                return self._probe(task, self._messages(FULL_HISTORY, task, earlier), probe_prefix(None))
+                return self._prefix(task, earlier)
+
+    def _prefix(self, task: Task, earlier: Sequence[Turn]) -> Probe:
+        """The whole history, or its newest turns where the scorer cannot read all of it."""
+        for left_out in range(len(earlier) + 1):
+            probe = self._probe(task, self._messages(FULL_HISTORY, task, earlier[left_out:]), probe_prefix(None))
+            if self._fits(probe):
+                self.shortened += left_out > 0
+                return probe
+        raise ContextOverflowError(
+            f"task {task.id}: the question and its gold answer are longer than the scorer's context"
+            f" of {self._context_tokens} tokens"
+        )
+
+    def _fits(self, probe: Probe) -> bool:
+        longest = max(len(request.prompt_ids) + len(request.target_ids) for request in probe.requests)
+        return self._context_tokens is None or longest <= self._context_tokens
 
     def _messages(self, context: ContextPolicy, task: Task, turns: Sequence[Turn]) -> tuple[Message, ...]:
         return context.messages(

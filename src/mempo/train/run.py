@@ -57,6 +57,7 @@ def make_trainer(config: Config, parts: RunParts) -> Trainer:
         config.memory,
         context=make_context(config.context),
         system_prompt=make_system_prompt(parts.tools, config.context),
+        context_tokens=parts.policy.context_tokens,
     )
     return Trainer(
         parts.policy,

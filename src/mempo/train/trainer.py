@@ -124,6 +124,7 @@ class Trainer:
         groups = await self._collect(self.batch_tasks(batch), derive_seed(config.seed, "rollout", batch))
         clock.lap("rollout")
         groups = with_outcomes(groups, config.reward)
+        shortened = self._probes.shortened
         if config.advantage.alpha > 0:
             groups = self._with_memory_rewards(groups)
         clock.lap("score")
@@ -143,6 +144,8 @@ class Trainer:
         self.replay.add(groups)
         self.batches_done += 1
         metrics |= {"train/rows": float(len(rows)), "train/steps_done": float(self.steps_done)}
+        if config.memory.baseline == "prefix":
+            metrics["memory/prefixes_shortened"] = float(self._probes.shortened - shortened)
         if config.replay.batches:
             metrics["replay/groups"] = float(len(replayed))
         return BatchResult(batch, groups, metrics | clock.seconds)

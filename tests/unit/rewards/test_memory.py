@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.tokenizers import FAMILIES, family
 
 from mempo.config import MemoryConfig
-from mempo.core import Objective, ScoreRequest, StopReason, Task, Trajectory, Turn
+from mempo.core import ContextOverflowError, Objective, ScoreRequest, StopReason, Task, Trajectory, Turn
 from mempo.rewards.memory import MemoryProbes, Probe, TurnProbes
 from mempo.text.context import ContextPolicy
 from mempo.text.prompts import Notices
@@ -134,3 +134,28 @@ def test_every_alias_is_asked_for_where_the_best_counts() -> None:
     assert probe is not None
     # The second question has one alias: its first stands in.
     assert [RENDERER.decode(request.target_ids) for request in probe.requests] == ["Paris; 1969", "City of Light; 1969"]
+
+
+def test_a_prefix_that_the_scorer_cannot_read_loses_its_oldest_turns_and_is_counted() -> None:
+    whole = asked(probes()[3].baseline)
+    shorter = asked(probes(trajectory("M1", None, "M3"))[2].baseline)  # turn 3 without turn 0 before it
+    limit = len(whole.prompt_ids) + len(whole.target_ids)
+
+    def at(context_tokens: int) -> tuple[ScoreRequest, int]:
+        made = MemoryProbes(
+            RENDERER,
+            MemoryConfig(),
+            context=ContextPolicy(),
+            system_prompt=lambda task: "S",
+            context_tokens=context_tokens,
+        )
+        return asked(made.of_trajectory(FOUR)[3].baseline), made.shortened
+
+    assert at(limit) == (whole, 0)
+    cut, count = at(limit - 1)
+    assert count == 1
+    assert len(cut.prompt_ids) == len(shorter.prompt_ids)
+    assert "O1" in RENDERER.decode(cut.prompt_ids)
+    assert "O0" not in RENDERER.decode(cut.prompt_ids)
+    with pytest.raises(ContextOverflowError, match="task t: the question and its gold answer are longer"):
+        at(10)
