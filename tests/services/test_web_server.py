@@ -13,10 +13,11 @@ import pytest
 from tests.services.processes import MempoServer
 from tests.services.stubs import ONLY_127_0_0_1, PAGE_TEXT, Reply, Request, StubServer, json_reply, page
 
-from mempo.core import RetrievalError
+from mempo.core import ConfigError, RetrievalError
+from mempo.retrieval.cache import DiskCache
 from mempo.retrieval.client import HttpRetriever
 from mempo.retrieval.fetch import PageFetcher
-from mempo.retrieval.server import create_app
+from mempo.retrieval.server import Limits, create_app
 from mempo.retrieval.web import Recording, WebPages, WebSearch
 from mempo.retrieval.wire import Health
 
@@ -61,6 +62,7 @@ def test_it_answers_by_plain_curl_records_and_replays_with_the_endpoint_gone(tmp
 
 def test_replay_can_answer_unknown_queries_with_nothing(tmp_path: Path) -> None:
     cache = str(tmp_path / "web.sqlite")
+    DiskCache(cache).close()  # a recording in which nothing was asked
     with MempoServer("serve-web", "--cache", cache, "--mode", "replay", "--on-miss", "empty") as server:
         assert retrieve(server.url, "Macbeth").json() == {"result": [[]]}
 
@@ -118,15 +120,26 @@ async def test_a_page_is_fetched_as_text() -> None:
         (("--mode", "replay"), "replay needs the cache"),
         (("--mode", "replay", "--cache", __file__), "the cache cannot be used"),
         (("--mode", "replay", "--cache", "{tmp}/c", "--host", "0.0.0.0"), "add --allow-remote"),
+        (("--mode", "replay", "--cache", "{tmp}/d"), "/d: no recording here; make one with --mode record"),
     ],
 )
 def test_settings_that_cannot_work_are_told_before_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    DiskCache(tmp_path / "c").close()
     filled = [argument.format(tmp=tmp_path) for argument in arguments]
     command = [sys.executable, "-m", "mempo.cli.main", "serve-web", "--port", "0", *filled]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 1
     assert run.stderr.startswith("error: ")
     assert message in run.stderr
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"queries": 0}, {"query_chars": -5}, {"top_k": 0}, {"body_bytes": 0}, {"top_k": 5, "default_top_k": 6}]
+)
+def test_limits_that_would_refuse_every_request_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        Limits(**limits)

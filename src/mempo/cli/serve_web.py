@@ -83,6 +83,8 @@ def run(prog: str, argv: Sequence[str]) -> int:
     replay = args.mode == "replay"
     api_key = "" if replay else _read_key(args.key_env)
     token = read_token(args.token_env, args.token_file)
+    if replay and args.cache is not None and not args.cache.is_file():
+        raise ConfigError(f"{args.cache}: no recording here; make one with --mode record, or check the path")
     cache = None if args.cache is None else DiskCache(args.cache)
     try:
         recording = Recording(cache, replay=replay)

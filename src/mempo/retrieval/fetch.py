@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import httpx
 
-from mempo.core import MissingExtraError, ToolError
+from mempo.core import ConfigError, MissingExtraError, ToolError
 from mempo.retrieval.safety import Lookup, Network, SafeTransport, check_url, system_lookup
 from mempo.retrieval.wire import replace_surrogates
 
@@ -53,6 +53,9 @@ class PageFetcher:
     ) -> None:
         if find_spec("trafilatura") is None:
             raise MissingExtraError("trafilatura", extra="serve")
+        for name, limit in {"timeout_seconds": timeout_seconds, "max_bytes": max_bytes, "max_chars": max_chars}.items():
+            if not limit > 0:
+                raise ConfigError(f"{name} of a page must be positive (got {limit})")
         self.timeout_seconds = timeout_seconds
         self.max_bytes = max_bytes
         self.max_chars = max_chars

@@ -25,7 +25,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.requests import ClientDisconnect
 
-from mempo.core import Json, MempoError, Passage, Retriever, ToolError
+from mempo.core import ConfigError, Json, MempoError, Passage, Retriever, ToolError
 from mempo.retrieval.batching import BatchingRetriever
 from mempo.retrieval.models import Document, HealthResponse, PageResponse, RetrieveResponse
 from mempo.retrieval.web import NotRecordedError, WebPages
@@ -42,6 +42,13 @@ class Limits:
     body_bytes: int = 8 * 2**20
     default_top_k: int = 3
     """Passages a query where the request does not say."""
+
+    def __post_init__(self) -> None:
+        for name, limit in asdict(self).items():
+            if limit < 1:
+                raise ConfigError(f"the limit {name} must be at least 1 (got {limit})")
+        if self.default_top_k > self.top_k:
+            raise ConfigError(f"default_top_k is {self.default_top_k}, above the limit top_k of {self.top_k}")
 
 
 class RetrieveBody(msgspec.Struct):

@@ -72,6 +72,8 @@ class WebSearch:
         concurrency: int = 8,
     ) -> None:
         """`on_miss` says what a query that replay does not know gets; `concurrency` bounds the searches under way."""
+        if concurrency < 1:
+            raise ConfigError(f"concurrency must be at least 1 (got {concurrency}): no search could start")
         self._api_key = api_key
         self._recording = recording
         self._on_miss = on_miss

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.services.stubs import HTML, ONLY_127_0_0_1, PAGE_TEXT, Reply, Request, StubServer, page
 
-from mempo.core import ToolError
+from mempo.core import ConfigError, ToolError
 from mempo.retrieval.fetch import PageFetcher
 from mempo.retrieval.safety import UnsafeUrlError
 
@@ -129,3 +129,14 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("http_proxy", proxy.url)
         await fetcher().fetch(server.url)
         assert proxy.requests == []
+
+
+@pytest.mark.parametrize("limits", [{"timeout_seconds": 0}, {"timeout_seconds": float("nan")}, {"max_bytes": 0}])
+def test_limits_under_which_no_page_could_come_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must be positive"):
+        fetcher(**limits)
+
+
+def test_a_negative_limit_of_characters_does_not_cut_from_the_end() -> None:
+    with pytest.raises(ConfigError, match="max_chars of a page must be positive"):
+        fetcher(max_chars=-1)

@@ -194,3 +194,8 @@ def test_recordings_are_readable_json(cache: DiskCache) -> None:
     asyncio.run(Recording(cache).get(["search", "q"], make))
     assert json.loads(cache.read('["search", "q"]') or "") == {"a": "é"}
     cache.close()
+
+
+def test_without_a_place_for_a_search_none_could_ever_start() -> None:
+    with pytest.raises(ConfigError, match="concurrency must be at least 1"):
+        WebSearch("http://127.0.0.1:1", KEY, Recording(None), concurrency=0)
