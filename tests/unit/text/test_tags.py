@@ -232,9 +232,9 @@ MEGABYTE = 1_000_000
 @pytest.mark.parametrize("ending", ["", "</mem>", "</think></mem></answer>"])
 def test_a_hostile_megabyte_is_read_within_a_second(unit: str, ending: str) -> None:
     text = unit * (MEGABYTE // len(unit)) + ending
-    start = time.process_time()
+    start = time.thread_time()  # processor time: the claim is about the parser, not about a busy machine
     turn = parse(text, TOOLS)
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
     assert not turn.well_formed
     assert len(turn.problems) <= MAX_PROBLEMS_PER_CODE * len(ProblemCode)
 
