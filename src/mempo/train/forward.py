@@ -15,6 +15,9 @@ from mempo.algo import hidden_logprobs
 from mempo.config import OptimizerConfig
 from mempo.policy.models import hidden_states, output_head
 
+MAX_PADS = 256
+"""Pads of a micro-batch: about what the fixed cost of one more would compute."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -46,16 +49,22 @@ class RowScores(NamedTuple):
 def micro_batches(rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[int]]:
     """Places of rows of similar length, at most `max_tokens` padded tokens together (but at least one row).
 
+    More than MAX_PADS pads are dearer than one more micro-batch, and do not come together.
+
     >>> rows = [TokenRow((1,) * n, (2,)) for n in (5, 1, 2, 9)]
     >>> list(micro_batches(rows, 10))
     [[1, 2], [0], [3]]
     """
     batch: list[int] = []
+    tokens = 0
     for place in sorted(range(len(rows)), key=lambda place: len(rows[place].read_ids)):
-        if batch and (len(batch) + 1) * len(rows[place].read_ids) > max_tokens:
+        length = len(rows[place].read_ids)
+        padded = (len(batch) + 1) * length
+        if batch and (padded > max_tokens or padded - tokens - length > MAX_PADS):
             yield batch
-            batch = []
+            batch, tokens = [], 0
         batch.append(place)
+        tokens += length
     if batch:
         yield batch
 
@@ -85,9 +94,9 @@ def response_logprobs(
         padded = torch.zeros(len(rows), width, dtype=torch.long)
         for index, row in enumerate(rows):
             padded[index, : lengths[index]] = torch.tensor(row.read_ids)
-        mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
-        positions = torch.arange(width)[None].expand(len(rows), -1)
-        flat = hidden_states(model, padded.to(device), mask.to(device), positions.to(device)).flatten(0, 1)
+        positions = torch.arange(width, device=device)[None].expand(len(rows), -1)
+        # No mask: pads stand on the right, where causal attention never looks, and attention without one is faster.
+        flat = hidden_states(model, padded.to(device), None, positions).flatten(0, 1)
         starts = [index * width for index in range(len(rows))]
 
     places = torch.cat(

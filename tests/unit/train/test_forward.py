@@ -142,3 +142,10 @@ def test_micro_batches_hold_every_row_once_within_the_limit(lengths: list[tuple[
     for batch in batches:
         padded = len(batch) * max(len(some[place].read_ids) for place in batch)
         assert padded <= limit or len(batch) == 1
+
+
+def test_rows_of_very_different_length_do_not_come_together() -> None:
+    # 10 tokens are read of each short row. A long one pads each of 8 by 32 tokens, 256 in all; 33 are too many.
+    short = [(9, 2)] * 8
+    assert [len(batch) for batch in micro_batches(rows([*short, (41, 2)]), 10_000)] == [9]
+    assert [len(batch) for batch in micro_batches(rows([*short, (42, 2)]), 10_000)] == [8, 1]
