@@ -14,9 +14,7 @@ from transformers import PreTrainedModel
 from mempo.algo import hidden_logprobs
 from mempo.config import OptimizerConfig
 from mempo.policy.models import hidden_states, output_head
-
-MAX_PADS = 256
-"""Pads of a micro-batch: about what the fixed cost of one more would compute."""
+from mempo.policy.scoring import MAX_PADS
 
 
 @dataclass(frozen=True, slots=True)
