@@ -21,8 +21,8 @@ from mempo.retrieval.index import build_index
 pytestmark = pytest.mark.slow
 
 # `learning` has a file of its own.
-TESTED = {"context", "learning", "retrieval", "retrieval_quality", "rollout", "runlog", "text"}
-STARTED_BY_OTHERS = {"plain_server"}
+TESTED = {"context", "learning", "retrieval", "retrieval_quality", "rollout", "runlog", "text", "training"}
+STARTED_BY_OTHERS = {"plain_server", "trl_step"}
 
 
 def run(repository: Path, name: str, *arguments: str | Path) -> str:
@@ -100,6 +100,21 @@ def test_rollout_repeats_its_calls_on_a_vllm_server(repository: Path, tmp_path: 
     assert len(asked) == figures["smollm2_turns"] == 2
     assert sum(call["min_tokens"] for call in asked) == 2 * figures["smollm2_mean_response_tokens"]
     assert figures["smollm2_vllm_tokens_per_second"] > 0
+
+
+def test_training_measures_updates_scoring_and_memory_and_skips_trl_where_there_is_none(
+    repository: Path, tmp_path: Path
+) -> None:
+    tiny = ("--models", "tiny", "--worlds", "closed", "--tasks", "4", "--trajectories", "1", "--rounds", "1")
+    sizes = ("--turns", "2", "4", "--peak-tokens", "4096", "--vocabularies", "20000", "--threads", "1")
+    printed = run(repository, "training", *tiny, *sizes, "--json", tmp_path / "figures.json")
+    assert "--trl-python" in printed
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert figures["update_tiny_closed_over_bare"] > 0
+    assert figures["scoring_tiny_closed_4_turns_prefixes_speedup"] > 0
+    # A table of 4096 x 20000 fp32 logits is 312 MiB; chunks of 1024 tokens make a quarter of it at a time.
+    at_once, chunked = (figures[f"memory_20000_words_4096_tokens_{kind}_mib"] for kind in ("at_once", "chunked"))
+    assert chunked < at_once / 2
 
 
 @pytest.mark.data
