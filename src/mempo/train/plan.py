@@ -16,7 +16,8 @@ feed-forward width f, k key-value heads of size d, vocabulary V, c bytes of the 
                                                             projection's gradient, or its float32 copy
     KV cache      rows (prompt + response) 2 L k d w        at the longest prompt and response
     forward       tokens (8 h + 3 f) c                      one layer at work, without gradient: all prompts at
-                                                            once in the rollout, memory.batch_tokens in scoring
+                                                            once in the rollout, memory.batch_tokens in scoring,
+                                                            and there 2 L k d w more: keys and values of trunks
 
 Lengths are the longest that the settings allow, so the estimate is for the worst batch. A policy that
 runs out of memory in the rollout or in scoring halves its batch and goes on.
@@ -133,7 +134,7 @@ def make_plan(config: Config) -> Plan:
         "head": 3 * LOGIT_CHUNK_TOKENS * vocabulary * 4 + vocabulary * width * 4,
         "kv_cache": rows_at_once * row_tokens * 2 * layers * kv_width * weight,
         "prefill": rows_at_once * rollout.max_prompt_tokens * forward,
-        "scoring": config.memory.batch_tokens * forward,
+        "scoring": config.memory.batch_tokens * (forward + 2 * layers * kv_width * weight),
     }
     held = parts["weights"] + parts["reference"] + parts["optimizer"]
     return Plan(
