@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mempo.cli.main import main
-from mempo.core import Objective, Task
+from mempo.config import RolloutConfig
+from mempo.core import Objective, StopReason, Task, Trajectory, Turn
 from mempo.data import compose, read_tasks, write_tasks
+from mempo.runlog import RunLogWriter, collect_run_info
 
 
 def make_tasks(count: int, source: str = "toy") -> list[Task]:
@@ -203,3 +205,38 @@ def test_answers_can_come_through_a_pipe(files: Files, capsys: pytest.CaptureFix
     os.close(reader)
     report = json.loads(capsys.readouterr().out)
     assert (report["rows"][-1]["em"], report["missing"]) == (100.0, [])
+
+
+def write_training_log(folder: Path, splits: dict[str, list[Task]]) -> Path:
+    """A run log in which "answer 0" is the answer to every task of each split."""
+    run = collect_run_info(RolloutConfig(), seeds={"run": 0}, prompts_hash="abc")
+    with RunLogWriter.create(folder / "run.jsonl", run) as log:
+        for split, tasks in splits.items():
+            for task in tasks:
+                turn = Turn(0, "", answer="answer 0")
+                log.write_trajectory(Trajectory(task, 0, (turn,), StopReason.ANSWERED, seed=0), split=split)
+    return folder / "run.jsonl"
+
+
+def test_of_a_trainings_log_one_split_is_scored(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    held_out = make_tasks(2)
+    write_tasks(files.tasks, held_out)
+    log = write_training_log(files.folder, {"train": make_tasks(3, "seen"), "eval": held_out})
+    score = ["score", str(log), str(files.tasks)]
+    assert main([*score, "--split", "eval", "--json"]) == 0
+    total = read_report(capsys)["rows"][-1]
+    assert (total["tasks"], total["em"]) == (2, 50.0)  # "answer 0" is right for the first of two
+    assert main(score) == 1
+    assert "name the part of a training's log that was, with --split" in capsys.readouterr().err
+    assert main([*score, "--split", "evl"]) == 1
+    assert "no trajectory of this split (value: 'evl')" in capsys.readouterr().err
+
+
+def test_a_folder_and_a_split_of_plain_answers_are_told_what_to_name(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write(make_tasks(1), [("toy:0", "answer 0")])
+    assert main(["score", str(files.folder), str(files.tasks)]) == 1
+    assert f"name the run log in it, {files.folder / 'run.jsonl'}" in capsys.readouterr().err
+    assert files.score("--split", "eval") == 1
+    assert "only a run log has splits" in capsys.readouterr().err

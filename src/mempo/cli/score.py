@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from mempo.core import ConfigError, DataError, Json, Task
+from mempo.core import ConfigError, DataError, Json, Task, Trajectory
 from mempo.core.files import read_jsonl, write_jsonl
 from mempo.data import read_tasks
 from mempo.rewards import Mode, TaskScore, score_task
@@ -29,14 +29,16 @@ PREDICTIONS holds one JSON object a line, {"id": ..., "answer": ...}, in any ord
 of several questions is one text with the answers separated by ";", null is no answer. A task without a
 line counts as wrong and is listed. An id twice, or of no task, is an error.
 
-PREDICTIONS may also be the run log of `mempo rollout`. Several tries at a task then count each, and no
-interval is shown: they are not independent.
+PREDICTIONS may also be a run log, of `mempo rollout` or, with --split, of `mempo train`. Of each try at a task
+the last one in the log counts. Several tries at a task count each, and no interval is shown: they are not
+independent.
 
 Examples:
   mempo score answers.jsonl tasks.jsonl
   mempo score answers.jsonl hotpot_dev_distractor_v1.json --mode hotpot --json
   mempo score answers.jsonl tasks.jsonl --details scored.jsonl
-  mempo score runs/first/run.jsonl tasks.jsonl"""
+  mempo score runs/first/run.jsonl tasks.jsonl
+  mempo score runs/trained/run.jsonl heldout.jsonl --split eval"""
 
 Answers = dict[str, list[str | None]]
 """The answers to each task id, one for each try."""
@@ -48,6 +50,8 @@ class Args:
     """JSON lines with "id" and "answer", or a run log."""
     tasks: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TASKS")]
     """A task file of any format that `mempo data check` reads."""
+    split: str | None = None
+    """Of a run log, the trajectories of this split alone: `train` or `eval`."""
     mode: Mode = "qa"
     """How answers are compared: the default, an official script's way, or one for other languages."""
     json: bool = False
@@ -67,7 +71,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
         if args.details is not None and args.details.resolve() == source.resolve():
             raise DataError("--details would overwrite what is scored; name another file", file=str(args.details))
     tasks = read_tasks(args.tasks).tasks
-    answers = read_answers(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks)
+    answers = read_answers(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks, split=args.split)
     tries = [(task, answer) for task in tasks for answer in answers.get(task.id, [None])]
     asked = [task for task, _ in tries]
     scores = [score_task(answer, task, args.mode) for task, answer in tries]
@@ -89,17 +93,32 @@ def run(prog: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def read_answers(path: Path, known: set[str], *, tasks_path: Path) -> Answers:
-    """The answers of a predictions file or of a run log. Raises DataError as `read_predictions` does."""
+def read_answers(path: Path, known: set[str], *, tasks_path: Path, split: str | None = None) -> Answers:
+    """The answers of a predictions file, or of a run log (of one split of it, where that is named).
+
+    Raises DataError as `read_predictions` does, and where the log holds nothing of the split.
+    """
+    if path.is_dir():
+        raise DataError(f"is a folder; name the run log in it, {path / 'run.jsonl'}", file=str(path))
     if not is_runlog(path):
+        if split is not None:
+            raise DataError("only a run log has splits; leave out --split", file=str(path))
         return {task_id: [answer] for task_id, answer in read_predictions(path, known, tasks_path=tasks_path).items()}
     found: Answers = {}
-    for (task_id, _), answer in last_tries(read_runlog(path), lambda trajectory: trajectory.answer).items():
+    for (task_id, _), answer in last_tries(read_runlog(path), _answer, split=split).items():
         if task_id not in known:
             message = f"no task of this id in {tasks_path}; score against the file that was answered"
+            if split is None:
+                message += ", or name the part of a training's log that was, with --split"
             raise DataError(message, file=str(path), field="task", value=task_id)
         found.setdefault(task_id, []).append(answer)
+    if split is not None and not found:
+        raise DataError("the log holds no trajectory of this split", file=str(path), field="split", value=split)
     return found
+
+
+def _answer(trajectory: Trajectory) -> str | None:
+    return trajectory.answer
 
 
 def without_intervals(rows: Iterable[ScoreSummary]) -> list[ScoreSummary]:

@@ -21,12 +21,12 @@ def try_id(trajectory: Trajectory) -> TryId:
     return trajectory.task.id, trajectory.rollout
 
 
-def last_tries(log: RunLog, keep: Callable[[Trajectory], T]) -> dict[TryId, T]:
-    """What `keep` makes of the last trajectory of each try, in the order of the log's first ones.
+def last_tries(log: RunLog, keep: Callable[[Trajectory], T], *, split: str | None = None) -> dict[TryId, T]:
+    """What `keep` makes of the last trajectory of each try (of one split), in the order of the log's first ones.
 
     A try that was made again after a failure of the policy counts as it went in the end.
     """
-    return {try_id(record.trajectory): keep(record.trajectory) for record in log.trajectories()}
+    return {try_id(record.trajectory): keep(record.trajectory) for record in log.trajectories(split=split)}
 
 
 def open_tries(tasks: Sequence[Task], group_size: int, done: Iterable[TryId]) -> Iterator[tuple[Task, int]]:
