@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
@@ -38,8 +38,8 @@ def resolve_device(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer that belongs to a model."""
-    with quiet(), _errors(name):
+    """The tokenizer that belongs to a model. Raises ConfigError where there is none, naming what was tried."""
+    with quiet(), _errors(name, "tokenizer"):
         if name == BUNDLED_SMOLLM2:
             folder, file = _smollm2_file()
             return AutoTokenizer.from_pretrained(folder, gguf_file=file)
@@ -188,12 +188,21 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _errors(name: str) -> Iterator[None]:
+def _errors(name: str, part: Literal["model", "tokenizer"] = "model") -> Iterator[None]:
+    """What transformers says where it cannot load, as a ConfigError that says what to give."""
+    remedy = (
+        "Give a folder with config.json, weights and tokenizer, a hub name that is cached or reachable, "
+        f"or {BUNDLED_SMOLLM2!r}"
+    )
+    if name.startswith((".", "/", "~")) and not os.path.isdir(name):
+        raise ConfigError(f"model.path {name!r}: there is no such folder. {remedy}")
     try:
         yield
     except (OSError, ValueError) as error:
+        reason = str(error).rstrip(".")
+        if part == "tokenizer" and os.path.isdir(name) and not any(Path(name).glob("tokenizer*")):
+            # transformers then asks for packages that would not help.
+            reason = "there is no tokenizer.json in the folder"
         kind = "folder" if os.path.isdir(name) else "hub model"
-        raise ConfigError(
-            f"model.path {name!r} cannot be loaded as a {kind}: {error}. Give a folder with config.json, "
-            f"weights and tokenizer, a hub name that is cached or reachable, or {BUNDLED_SMOLLM2!r}"
-        ) from error
+        message = f"the {part} of model.path {name!r} cannot be loaded as a {kind}: {reason}. {remedy}"
+        raise ConfigError(message) from error
