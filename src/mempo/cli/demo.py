@@ -84,7 +84,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
     logs = ", ".join(str(args.out / name.lower() / "run.jsonl") for name in METHODS)
     seconds = time.perf_counter() - started
     console.print(LEGEND.format(tasks=args.tasks, seconds=seconds), soft_wrap=True)
-    console.print(f"Every trajectory: {logs}", soft_wrap=True)
+    console.print(f"Every trajectory of training: {logs}", soft_wrap=True)
     return 0
 
 

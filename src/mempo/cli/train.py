@@ -15,7 +15,7 @@ import tyro
 
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
-from mempo.core import ConfigError, MissingExtraError
+from mempo.core import ConfigError, MissingExtraError, RetrievalError, WrongServiceError
 from mempo.env.search import SearchTool
 from mempo.retrieval.client import HttpRetriever
 
@@ -135,10 +135,19 @@ async def _train(config: Config, stack: ExitStack) -> int:
 
 async def _check(retriever: HttpRetriever, settings: RetrieverConfig) -> None:
     """A server that is named must be the one; any other must at least answer a search."""
-    if settings.name is not None or settings.corpus_hash is not None:
-        await retriever.check()
-    else:
-        await retriever.search(["test"], 1)
+    try:
+        if settings.name is not None or settings.corpus_hash is not None:
+            await retriever.check()
+        else:
+            await retriever.search(["test"], 1)
+    except WrongServiceError:
+        raise
+    except RetrievalError as error:
+        name = "" if settings.name is None else f" --name {settings.name}"
+        raise ConfigError(
+            f"no retriever answers: {error}. Start one with `mempo serve-retriever --index DIR{name}`, "
+            "or name another with --retriever.url or --eval.retriever.url"
+        ) from error
 
 
 def _warn(message: str) -> None:
