@@ -128,7 +128,7 @@ def main(args: Args) -> None:
     print(f"$ {' '.join(['python -m benchmarks.training', *sys.argv[1:]])}")
     figures: Figures = {}
     if "memory" in args.parts:
-        figures |= shown(peaks(args))
+        figures |= peaks(args)
     for subject in subjects(args) if set(args.parts) - {"memory"} else ():
         for part in PARTS:
             if part in args.parts:
@@ -372,7 +372,8 @@ def peaks(args: Args) -> Figures:
                     if kind == "at_once" and tokens * vocabulary * 4 > args.unchunked_gib * 2**30:
                         continue
                     peak = processes.submit(peak_bytes, kind, tokens, vocabulary, args.peak_width, args.threads)
-                    figures[f"memory_{vocabulary}_words_{tokens}_tokens_{kind}_mib"] = peak.result() / 2**20
+                    name = f"memory_{vocabulary}_words_{tokens}_tokens_{kind}_mib"
+                    figures |= shown({name: peak.result() / 2**20})
     return figures
 
 
