@@ -49,7 +49,7 @@ demo: install
 	rm -rf runs/demo
 	$(BIN)/mempo demo --out runs/demo
 
-# Makes the demo's policy again, in runs/forgetful/sft/final: about five minutes of one core.
+# Makes a policy like the demo's, in runs/forgetful/sft/final: about eight minutes of one core.
 forgetful: install
 	$(BIN)/mempo data world --mode closed --split train --seed 0 --tasks 7000 --out runs/forgetful/world
 	$(BIN)/mempo data teach runs/forgetful/world/tasks_train.jsonl --corpus runs/forgetful/world/corpus.jsonl \
