@@ -26,7 +26,9 @@ MIN_SHARED_TOKENS = 32
 MAX_TREE_TOKENS = 4096
 """A tree of many short branches never grows beyond this: its mask is quadratic in its size."""
 MAX_PADS = 256
-"""Pads of a batch: about what the fixed cost of one more would compute."""
+"""Pads that a batch may always have: about what the fixed cost of one more batch would compute."""
+PAD_SHARE = 16
+"""A large batch may have one pad in so many tokens: a GPU wants few large batches."""
 PROJECTION_ROWS = 1024
 """Target tokens that are projected on the vocabulary at once."""
 
@@ -165,13 +167,18 @@ def _slides(model: PreTrainedModel) -> bool:
     )
 
 
+def too_many_pads(pads: int, padded_tokens: int) -> bool:
+    """Whether a batch of so many tokens, pads included, had better be two."""
+    return pads > max(MAX_PADS, padded_tokens // PAD_SHARE)
+
+
 def _batches(trees: Sequence[Tree], batch_tokens: int) -> Iterator[list[Tree]]:
     """Trees of similar size together, at most `batch_tokens` padded tokens a batch (but at least one tree)."""
     batch: list[Tree] = []
     for tree in sorted(trees, key=lambda tree: (len(tree.trunk), len(tree.ids))):
         padded = _padded_tokens([*batch, tree])
         pads = padded - sum(len(one.ids) for one in (*batch, tree))
-        if batch and (padded > batch_tokens or pads > MAX_PADS):
+        if batch and (padded > batch_tokens or too_many_pads(pads, padded)):
             yield batch
             batch = []
         batch.append(tree)

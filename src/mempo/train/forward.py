@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from mempo.algo import hidden_logprobs
 from mempo.config import OptimizerConfig
 from mempo.policy.models import hidden_states, output_head
-from mempo.policy.scoring import MAX_PADS
+from mempo.policy.scoring import too_many_pads
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RowScores(NamedTuple):
 def micro_batches(rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[int]]:
     """Places of rows of similar length, at most `max_tokens` padded tokens together (but at least one row).
 
-    More than MAX_PADS pads are dearer than one more micro-batch, and do not come together.
+    Rows whose pads would be dearer than one more micro-batch do not come together.
 
     >>> rows = [TokenRow((1,) * n, (2,)) for n in (5, 1, 2, 9)]
     >>> list(micro_batches(rows, 10))
@@ -58,7 +58,7 @@ def micro_batches(rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[in
     for place in sorted(range(len(rows)), key=lambda place: len(rows[place].read_ids)):
         length = len(rows[place].read_ids)
         padded = (len(batch) + 1) * length
-        if batch and (padded > max_tokens or padded - tokens - length > MAX_PADS):
+        if batch and (padded > max_tokens or too_many_pads(padded - tokens - length, padded)):
             yield batch
             batch, tokens = [], 0
         batch.append(place)
