@@ -72,6 +72,9 @@ def run(prog: str, argv: Sequence[str]) -> int:
     args = tyro.cli(Args, prog=prog, args=list(argv), description=HELP)
     console = Console()
     started = time.perf_counter()
+    for option, value in (("--batches", args.batches), ("--tasks", args.tasks)):
+        if value < 1:
+            raise ConfigError(f"{option} must be at least 1 (got {value})")
     if args.out.exists() and any(args.out.iterdir()):
         raise ConfigError(f"{args.out} is not empty: remove it, or choose another folder with --out")
     console.rule("a world of its own, and a retriever process for training and one for evaluation")
