@@ -121,9 +121,11 @@ def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
 def _unknown(arguments: list[str]) -> int:
     group = arguments[0]
     if any(name.split()[0] == group for name in COMMANDS):
-        asked_for_help = len(arguments) == 1 or arguments[1] in ("-h", "--help")
-        print(overview(group), file=sys.stdout if asked_for_help else sys.stderr)
-        return EXIT_OK if asked_for_help else EXIT_USAGE
+        if len(arguments) == 1 or arguments[1] in ("-h", "--help"):
+            print(overview(group))
+            return EXIT_OK
+        print(f"error: no command {' '.join(arguments[:2])!r}\n\n{overview(group)}", file=sys.stderr)
+        return EXIT_USAGE
     print(f"error: no command {group!r}\n\n{overview()}", file=sys.stderr)
     return EXIT_USAGE
 

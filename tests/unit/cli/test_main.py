@@ -71,6 +71,10 @@ def test_every_command_exists_and_its_help_shows_an_example(name: str, capsys: p
 def test_an_unknown_command_is_named_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert "no command 'trian'" in capsys.readouterr().err
+    assert main(["config", "shwo", "demo"]) == 2
+    message = capsys.readouterr().err
+    assert "no command 'config shwo'" in message
+    assert "config show " in message
 
 
 def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
