@@ -11,7 +11,8 @@ feed-forward width f, k key-value heads of size d, vocabulary V, c bytes of the 
     activations   m (L + 1) (24 h + (5 h + 4 f) c)          m tokens of a micro-batch; what backward needs:
                                                             norms in float32, attention, feed-forward; and
                                                             as much again for the layer that is at work
-                  m (L h c + 2 layers of the above)         with gradient checkpointing
+                  m (L h c + 4 layers of the above)         with gradient checkpointing: a layer's activations,
+                                                            made again, and their gradients (measured: about 4)
     head          3 * 1024 V 4 + V h 4                      a chunk of logits, its softmax and gradient; the
                                                             projection's gradient, or its float32 copy
     KV cache      rows (prompt + response) 2 L k d w        at the longest prompt and response
@@ -121,7 +122,7 @@ def make_plan(config: Config) -> Plan:
     vocabulary = shape.vocab_size
 
     layer = 24 * width + (5 * width + 4 * inner) * computed
-    kept = layers * width * computed + layer if config.optimizer.gradient_checkpointing else layers * layer
+    kept = layers * width * computed + 3 * layer if config.optimizer.gradient_checkpointing else layers * layer
     at_work = layer
     forward = (8 * width + 3 * inner) * weight
     rows_at_once = min(rollout.concurrency, MAX_ROLLOUT_ROWS, trajectories)
