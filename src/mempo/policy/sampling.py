@@ -16,6 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from mempo.core import FinishReason
 from mempo.policy.models import hidden_states, projection
 
+MIN_SHARED_TOKENS = 32
+"""Below this, a shared beginning is cheaper to run in every row."""
 TAIL_TOKENS = 32
 """Tokens at the end of a row that are decoded to look for a stop string: more than any stop string has."""
 
@@ -76,26 +78,20 @@ def sample_rows(
 ) -> list[Sampled]:
     """Continue all rows as one batch, in order.
 
-    A row's tokens depend on its prompt, seed and settings. Prompts are padded on the right, so
-    that the prefill is plain causal attention and every row starts at position 0. Rows leave the
-    batch when they end. `cancelled` is asked before each token; a cancelled row has `finish` None.
+    A row's tokens depend on its prompt, seed and settings. Prompts are padded on the right, so that
+    every row starts at position 0, and a beginning that all of them share (the system prompt, a group's
+    question) runs through the model once. Rows leave the batch when they end. `cancelled` is asked
+    before each token; a cancelled row has `finish` None.
     """
     results = [Sampled() for _ in rows]
     if not rows:
         return results
     device = next(model.parameters()).device
     lengths = torch.tensor([len(row.prompt_ids) for row in rows], device=device)
-    width = int(lengths.max())
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long, device=device)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.prompt_ids)] = torch.as_tensor(row.prompt_ids, device=device)
-    mask = (torch.arange(width, device=device) < lengths[:, None]).long()
     sampler = _Sampler(rows, device)
     project = projection(model)
     cache = DynamicCache(config=model.config)
-    hidden = hidden_states(model, ids, mask, (torch.cumsum(mask, 1) - 1).clamp(min=0), cache)
-    last_hidden = hidden[torch.arange(len(rows), device=device), lengths - 1]
-    del hidden
+    mask, last_hidden = _prefill(model, rows, lengths, cache, pad_id)
     active = list(range(len(rows)))
     positions = lengths
     step = 0
@@ -122,6 +118,39 @@ def sample_rows(
         last_hidden = hidden_states(model, tokens[:, None], mask, positions[:, None], cache)[:, 0]
         positions = positions + 1
     return results
+
+
+def _prefill(
+    model: PreTrainedModel, rows: Sequence[Row], lengths: torch.Tensor, cache: DynamicCache, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fill the cache with the prompts: the attention mask `[row, cached]`, and each row's last hidden state."""
+    device = lengths.device
+    shared = _shared_tokens(rows)
+    if shared:
+        ids = torch.as_tensor(rows[0].prompt_ids[:shared], device=device)[None]
+        hidden_states(model, ids, None, torch.arange(shared, device=device)[None], cache)
+        cache.batch_repeat_interleave(len(rows))
+    width = int(lengths.max()) - shared
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long, device=device)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.prompt_ids) - shared] = torch.as_tensor(row.prompt_ids[shared:], device=device)
+    own = (torch.arange(width, device=device) < lengths[:, None] - shared).long()
+    mask = torch.cat([own.new_ones(len(rows), shared), own], dim=1)
+    hidden = hidden_states(model, ids, mask, shared + (torch.cumsum(own, 1) - 1).clamp(min=0), cache)
+    return mask, hidden[torch.arange(len(rows), device=device), lengths - shared - 1]
+
+
+def _shared_tokens(rows: Sequence[Row]) -> int:
+    """How many tokens all prompts begin with; each keeps one of its own. 0 where it would not pay."""
+    if len(rows) < 2:
+        return 0
+    # The first and the last in sorted order differ the earliest.
+    first, last = min(rows, key=lambda row: tuple(row.prompt_ids)), max(rows, key=lambda row: tuple(row.prompt_ids))
+    shortest = min(len(row.prompt_ids) for row in rows)
+    pairs = zip(first.prompt_ids, last.prompt_ids, strict=False)
+    common = next((place for place, (x, y) in enumerate(pairs) if x != y), shortest)
+    common = min(common, shortest - 1)
+    return common if common >= MIN_SHARED_TOKENS else 0
 
 
 class _Sampler:

@@ -47,6 +47,24 @@ def test_a_rows_tokens_do_not_depend_on_its_neighbours_or_the_batch_size(model: 
     assert [row.token_ids for row in together] == [row.token_ids for row in backwards]
 
 
+def test_a_shared_beginning_runs_once_and_changes_no_token(model: LlamaForCausalLM) -> None:
+    system = [2 + i % 60 for i in range(48)]
+    rows = [Row([*system, *row.prompt_ids], 20, seed=row.seed) for row in random_rows(12)]
+    rows.append(Row(system, 20, seed=99))  # nothing but the beginning: one token of it stays its own
+    seen: list[int] = []
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    together = sample_rows(model, rows, endings())
+    handle.remove()
+    alone = [sample_rows(model, [row], endings())[0] for row in rows]
+    assert [row.token_ids for row in together] == [row.token_ids for row in alone]
+    for a, b in zip(together, alone, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    # 47 shared tokens once, then each row's own, padded to the longest (29 + 1).
+    assert seen[:2] == [47, len(rows) * max(len(row.prompt_ids) - 47 for row in rows)]
+
+
 def test_sampled_log_probs_are_those_of_the_scorer(model: LlamaForCausalLM) -> None:
     rows = random_rows(8)
     sampled = sample_rows(model, rows, endings())
