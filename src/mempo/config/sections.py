@@ -279,6 +279,8 @@ class OptimizerConfig:
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up; the last two end at 0."""
+    stable_share: Share = 0.0
+    """Of the steps after the warm-up: the learning rate stays at its peak in them before it falls."""
     warmup_steps: Count = 0
     """Optimiser steps in which the learning rate rises from 0."""
     weight_decay: NonNegative = 0.0

@@ -32,10 +32,13 @@ def rate_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
     >>> [round(rate_factor(OptimizerConfig(schedule="linear", warmup_steps=2), step, 6), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    >>> [round(rate_factor(OptimizerConfig(schedule="linear", stable_share=0.5), step, 6), 2) for step in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 0.67, 0.33]
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    peak_until = config.warmup_steps + config.stable_share * (total_steps - config.warmup_steps)
+    done = max(0.0, step - peak_until) / max(1.0, total_steps - peak_until)
     match config.schedule:
         case "constant":
             return 1.0
