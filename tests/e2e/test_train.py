@@ -108,7 +108,8 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
 def whole(place: Path) -> Path:
     """A run that nothing interrupted."""
     run = place / "whole"
-    out = passed("train", str(place / "toy.toml"), "--run-dir", str(run), "--log.tensorboard", "True")
+    curves = ("--log.tensorboard", "True", "--log.wandb", "offline")
+    out = passed("train", str(place / "toy.toml"), "--run-dir", str(run), *curves)
     assert "eval 0/6: EM" in out
     assert "train 6/6: reward" in out
     assert "done: 6 batches, 6 optimiser steps" in out
@@ -123,6 +124,7 @@ def test_a_run_leaves_its_log_checkpoints_curves_and_model(whole: Path) -> None:
     assert any(record.trajectory.turns[0].passages for record in log.trajectories()), "the retriever was asked"
     assert (whole / "checkpoints" / "latest").read_text() == "batch-000006\n"
     assert list((whole / "tensorboard").iterdir())
+    assert list((whole / "wandb").glob("offline-run-*/*.wandb"))
     assert final_weights(whole)
 
 

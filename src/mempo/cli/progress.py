@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mempo.config import Config, key_values
-from mempo.core import MissingExtraError
+from mempo.core import ConfigError, MissingExtraError
+from mempo.runlog.secrets import redact_values
 
 Watcher = Callable[[str, int, Mapping[str, float]], None]
 
@@ -82,7 +83,7 @@ def summary(metrics: Mapping[str, float]) -> str:
 def observers(config: Config, stack: ExitStack) -> list[Watcher]:
     """TensorBoard and Weights & Biases, where the config asks for them. Neither needs a network in `offline`.
 
-    Raises MissingExtraError where the package is not installed.
+    Raises MissingExtraError where the package is not installed, ConfigError where W&B refuses or is not reached.
     """
     found: list[Watcher] = []
     if config.log.tensorboard:
@@ -115,20 +116,31 @@ def _wandb(config: Config, stack: ExitStack) -> Watcher:
         raise MissingExtraError("wandb", extra="log") from error
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    # The same id when a run goes on: its curves are continued.
-    identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    run = wandb.init(
-        project=config.log.wandb_project,
-        name=folder.name,
-        id=identity,
-        resume="allow",
-        mode=config.log.wandb,
-        dir=str(folder),
-        config=key_values(config),
-    )
-    stack.callback(run.finish)
+    try:
+        run = wandb.init(
+            project=config.log.wandb_project,
+            name=folder.name,
+            # The same id when a run goes on: its curves are continued.
+            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12],
+            resume="allow",
+            mode="online" if config.log.wandb == "online" else "offline",
+            dir=str(folder),
+            config=redact_values(key_values(config)),
+        )
+    except wandb.errors.Error as error:
+        raise ConfigError(
+            f"log.wandb is {config.log.wandb!r}, but W&B does not start: {error}. `wandb login` stores a key; "
+            "with --log.wandb offline nothing is sent, and `wandb sync` can send it later"
+        ) from error
+
+    def finish(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        run.finish(exit_code=0 if kind is None else 1)
+
+    stack.push(finish)
+    # An axis of our own: W&B's drops what a run writes again after it went back to its last checkpoint.
+    run.define_metric("*", step_metric="step")
 
     def watch(split: str, step: int, metrics: Mapping[str, float]) -> None:
-        run.log({f"{split}/{key}": value for key, value in metrics.items()}, step=step)
+        run.log({"step": step} | {f"{split}/{key}": value for key, value in metrics.items()})
 
     return watch

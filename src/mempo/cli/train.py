@@ -72,12 +72,12 @@ def train(prog: str, argv: Sequence[str]) -> int:
     if not config.tasks.files:
         raise ConfigError("tasks.files is empty: name what to train on; `mempo data world` makes tasks")
     require_inputs(config)
-    with ExitStack() as stack:
-        try:
+    try:
+        with ExitStack() as stack:
             return asyncio.run(_train(config, stack))
-        except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio raises KeyboardInterrupt itself
-            print("terminated", file=sys.stderr)
-            return EXIT_TERMINATED
+    except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio raises KeyboardInterrupt itself
+        print("terminated", file=sys.stderr)
+        return EXIT_TERMINATED
 
 
 def export(prog: str, argv: Sequence[str]) -> int:
