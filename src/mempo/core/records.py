@@ -32,8 +32,6 @@ class StopReason(StrEnum):
     """A tool failed and the run was told to stop at failing tools."""
     POLICY_ERROR = "policy_error"
     """The policy failed (server gone, deadline passed, bad reply)."""
-    CANCELLED = "cancelled"
-    """The run was interrupted while the trajectory was under way."""
 
 
 class FinishReason(StrEnum):

@@ -13,7 +13,7 @@ T = TypeVar("T")
 TryId = tuple[str, int]
 """A task's id and the index of the try at it."""
 
-INCOMPLETE = (StopReason.POLICY_ERROR, StopReason.CANCELLED)
+INCOMPLETE = (StopReason.POLICY_ERROR,)
 """Ends that say nothing about the task: such a try is made again."""
 
 

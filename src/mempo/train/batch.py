@@ -16,7 +16,7 @@ from mempo.core import Group, StopReason, TrainingError, Trajectory, Turn
 from mempo.rewards.outcome import ran_out_of_room
 from mempo.train.forward import TokenRow
 
-UNTRAINABLE = (StopReason.POLICY_ERROR, StopReason.CANCELLED)
+UNTRAINABLE = (StopReason.POLICY_ERROR,)
 """Trajectories that a failure of the machinery ended: their outcome says nothing about the policy."""
 
 
@@ -72,10 +72,10 @@ def make_batch(
 ) -> Batch:
     """One row for every turn of every trajectory that can be trained on.
 
-    Left out, and counted by cause, are trajectories that the machinery ended (`policy_error`,
-    `cancelled`) or that have no turn (`no_turns`), with `drop_truncated` those that ran out of room
-    (`truncated`), and with `drop_equal_groups` whole groups whose outcomes are all equal
-    (`equal_groups`). What is left out does not count in its group's statistics either.
+    Left out, and counted by cause, are trajectories that the machinery ended (`policy_error`) or that
+    have no turn (`no_turns`), with `drop_truncated` those that ran out of room (`truncated`), and with
+    `drop_equal_groups` whole groups whose outcomes are all equal (`equal_groups`). What is left out does
+    not count in its group's statistics either.
 
     Raises TrainingError for a turn whose ids, masks and log-probs differ in length, naming it, and
     for a trajectory without an outcome.

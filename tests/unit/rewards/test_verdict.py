@@ -24,7 +24,7 @@ def answered(
         (answered("Paris"), Verdict.MALFORMED),  # one answer to two questions
         (answered("Paris; Seine", problems=("stray_text",)), Verdict.MALFORMED),
         (answered(None, stop=StopReason.MAX_TURNS), Verdict.UNANSWERED),
-        (answered("Paris; Seine", stop=StopReason.CANCELLED), Verdict.UNANSWERED),
+        (answered("Paris; Seine", stop=StopReason.TOOL_ERROR), Verdict.UNANSWERED),
         (Trajectory(TASK, 0, (), StopReason.POLICY_ERROR, seed=0), Verdict.MALFORMED),
     ],
 )

@@ -80,12 +80,11 @@ def test_a_trajectory_without_an_outcome_is_refused() -> None:
 def test_case_10_every_turn_is_a_row_of_its_own_tokens_and_what_is_left_out_is_counted_by_cause() -> None:
     three_turns = trajectory(turn(0, 4), turn(1, 5), turn(2, 6))
     failed = trajectory(turn(0), stop=StopReason.POLICY_ERROR)
-    cancelled = trajectory(turn(0), stop=StopReason.CANCELLED)
     too_long_at_once = trajectory(stop=StopReason.CONTEXT_OVERFLOW, reward=0.0)
     cut = trajectory(turn(0), stop=StopReason.TRUNCATED, reward=0.0)
-    batch = make_batch([group(three_turns, failed, cancelled, too_long_at_once, cut)], drop_truncated=True)
+    batch = make_batch([group(three_turns, failed, too_long_at_once, cut)], drop_truncated=True)
     assert batch.response_mask.sum(1).tolist() == [4, 5, 6]
-    assert batch.left_out == {"cancelled": 1, "no_turns": 1, "policy_error": 1, "truncated": 1}
+    assert batch.left_out == {"no_turns": 1, "policy_error": 1, "truncated": 1}
 
 
 def test_truncated_trajectories_are_kept_by_default() -> None:

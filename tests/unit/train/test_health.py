@@ -185,9 +185,9 @@ def test_without_memories_their_figures_are_absent_and_the_others_are_there() ->
 
 def test_case_10_a_batch_without_rows_still_says_why() -> None:
     failed = Trajectory(TASK, 0, (), StopReason.POLICY_ERROR, seed=0, reward=0.0)
-    group = Group(TASK, (failed, replace(failed, rollout=1, stop=StopReason.CANCELLED)))
+    group = Group(TASK, (failed, replace(failed, rollout=1, stop=StopReason.CONTEXT_OVERFLOW)))
     batch = batch_of(group)
-    assert dict(batch.left_out) == {"policy_error": 1, "cancelled": 1}
+    assert dict(batch.left_out) == {"policy_error": 1, "no_turns": 1}
     found = batch_health([group], batch, ADVANTAGE)
     assert found == {"groups/equal_outcomes": 1.0, "tokens/prompt": 0.0, "tokens/sampled": 0.0}
 
