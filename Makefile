@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Real inference servers live in an environment of their own (3.4 GB).
 VLLM := .venv-vllm
 
-.PHONY: install test test-vllm lint types demo forgetful clean
+.PHONY: install test test-vllm lint types demo forgetful forgetful-k4 clean
 
 install: $(STAMP)
 
@@ -49,12 +49,34 @@ demo: install
 	rm -rf runs/demo
 	$(BIN)/mempo demo --out runs/demo
 
-# Makes a policy like the demo's, in runs/forgetful/sft/final: about eight minutes of one core.
+# The demo's policy from nothing, in two lessons, to runs/forgetful/second/sft/final: about twelve minutes of one core.
+forgetful: FOLDER = runs/forgetful
 forgetful: install
-	$(BIN)/mempo data world --mode closed --split train --seed 0 --tasks 7000 --out runs/forgetful/world
-	$(BIN)/mempo data teach runs/forgetful/world/tasks_train.jsonl --corpus runs/forgetful/world/corpus.jsonl \
-		--top-k 2 --max-turns 8 --flaw.habit 0.7 --out runs/forgetful/teacher.jsonl
-	$(BIN)/mempo sft configs/forgetful.toml --run-dir runs/forgetful --sft.files runs/forgetful/teacher.jsonl
+	$(BIN)/mempo data world --mode closed --split train --seed 0 --tasks 7000 --out $(FOLDER)/world
+	$(BIN)/mempo data teach $(FOLDER)/world/tasks_train.jsonl --corpus $(FOLDER)/world/corpus.jsonl \
+		--top-k 2 --max-turns 8 --flaw.habit 0.8 --out $(FOLDER)/teacher.jsonl
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/first --sft.files $(FOLDER)/teacher.jsonl
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/second --sft.files $(FOLDER)/teacher.jsonl \
+		--model.path ./$(FOLDER)/first/sft/final --seed 1 --sft.epochs 3 $(GO_ON) 2e-3
+
+# The same for tasks of four questions (benchmarks/learning.py), in three lessons on worlds of their own.
+forgetful-k4: FOLDER = runs/forgetful-k4
+forgetful-k4: LONG = --rollout.max-turns 12 --rollout.max-response-tokens 160
+forgetful-k4: install
+	for seed in 0 1 2; do \
+		$(BIN)/mempo data world --mode closed --split train --objectives 4 --seed $$seed --tasks 3500 \
+			--out $(FOLDER)/world-$$seed && \
+		$(BIN)/mempo data teach $(FOLDER)/world-$$seed/tasks_train.jsonl --corpus $(FOLDER)/world-$$seed/corpus.jsonl \
+			--top-k 2 --max-turns 12 --flaw.habit 0.7 --flaw.habit-notes 3 --out $(FOLDER)/teacher-$$seed.jsonl || exit; \
+	done
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/first --sft.files $(FOLDER)/teacher-0.jsonl $(LONG)
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/second --sft.files $(FOLDER)/teacher-1.jsonl $(LONG) \
+		--model.path ./$(FOLDER)/first/sft/final $(GO_ON) 2e-3
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/third --sft.files $(FOLDER)/teacher-2.jsonl $(LONG) \
+		--model.path ./$(FOLDER)/second/sft/final $(GO_ON) 1e-3
+
+# A lesson that goes on from the one before.
+GO_ON = --sft.prompt-weight 0 --sft.optimizer.stable-share 0 --sft.optimizer.learning-rate
 
 clean:
 	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis

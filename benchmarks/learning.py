@@ -9,13 +9,7 @@ interrupted goes on. All arms of one seed start from the same weights, meet the 
 order and draw from the same seeds: differences are taken pair by pair. Each run is one process with
 one thread and repeats bit for bit. Retrievers are in memory, one for training and one for evaluation.
 
-The regimes `k4-solid-*` need a cold start of their own (about six minutes of one core):
-
-    mempo data world --mode closed --split train --objectives 4 --seed 0 --tasks 3500 --out runs/forgetful-k4/world
-    mempo data teach runs/forgetful-k4/world/tasks_train.jsonl --corpus runs/forgetful-k4/world/corpus.jsonl \
-        --top-k 2 --max-turns 12 --flaw.habit 0.7 --out runs/forgetful-k4/teacher.jsonl
-    mempo sft configs/forgetful.toml --run-dir runs/forgetful-k4 --sft.files runs/forgetful-k4/teacher.jsonl \
-        --rollout.max-turns 12 --rollout.max-response-tokens 160
+The regimes `k4-*` start from what `make forgetful-k4` leaves (about half an hour of one core).
 """
 
 from __future__ import annotations
@@ -62,8 +56,8 @@ TOP_K = 2
 GRPO = "grpo"
 BLOCK = 4
 """Arms whose seeds are run together: the first pairs are there early."""
-TEACHER = Flaws(habit=0.7)
-"""The habits of the cold start's own teacher."""
+TEACHERS = {2: Flaws(habit=0.8), 4: Flaws(habit=0.7, habit_notes=3)}
+"""The habits of the cold starts' own teachers, by the number of objectives."""
 
 
 class Arm(NamedTuple):
@@ -87,6 +81,7 @@ def memory_arm(alpha: float, baseline: str = "prefix", *more: str) -> tuple[str,
 
 JOINED = ("--memory.gold", "joined")
 MIXED = ("--advantage.gates", "mixed_groups")
+TURN = ("--advantage.statistics", "turn_index")
 CLONE = ("--sft.optimizer.learning-rate", "5e-4", "--sft.optimizer.schedule", "constant", "--sft.epochs", "2",
          "--sft.optimizer.warmup-steps", "0", "--sft.heldout-share", "0")  # fmt: skip
 
@@ -101,22 +96,25 @@ ARMS: Mapping[str, Arm] = {
     "none-0.3": Arm(memory_arm(0.3, "none")),
     # Candidates for a guarded preset. Credit only where the outcome tells trajectories apart:
     "mixed-0.3": Arm(memory_arm(0.3, "prefix", *MIXED)),
+    "mixed-1": Arm(memory_arm(1, "prefix", *MIXED)),
     # ... and not for the first memory, which is always empty;
     "mixed-skip-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "skip_first_turn")),
     # only among right trajectories: credit never speaks against the outcome;
     "right-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.gates", "right_trajectories")),
+    "right-1": Arm(memory_arm(1, "prefix", "--advantage.gates", "right_trajectories")),
     # a small spread of R^M stays small;
     "floor-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.std-floor", "0.1")),
+    "floor-1": Arm(memory_arm(1, "prefix", "--advantage.std-floor", "0.1")),
     "mean-1": Arm(memory_arm(1, "prefix", "--advantage.normaliser", "mean")),
     # a memory is compared with those of the same turn: late against early turns drops out;
-    "turn-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.05")),
+    "turn-0.3": Arm(memory_arm(0.3, "prefix", *TURN, "--advantage.std-floor", "0.05")),
+    "turn-1": Arm(memory_arm(1, "prefix", *TURN, "--advantage.std-floor", "0.05")),
+    # ... or what a memory loses or gains against what this turn could see, or against the memory before it;
+    "visible-turn-1": Arm(memory_arm(1, "visible", *TURN, "--advantage.std-floor", "0.1")),
+    "previous-turn-1": Arm(memory_arm(1, "previous_memory", *TURN, "--advantage.std-floor", "0.1")),
     # all of it, then with a KL penalty too.
-    "guarded-0.3": Arm(
-        memory_arm(0.3, "prefix", *MIXED, "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.1")
-    ),
-    "guarded-1": Arm(
-        memory_arm(1, "prefix", *MIXED, "--advantage.statistics", "turn_index", "--advantage.std-floor", "0.1")
-    ),
+    "guarded-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),
+    "guarded-1": Arm(memory_arm(1, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),
     "kl-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "--advantage.std-floor", "0.1", "--loss.kl-beta", "0.01")),
     "previous-1": Arm(memory_arm(1, "previous_memory")),
     "none-1": Arm(memory_arm(1, "none")),
@@ -132,18 +130,21 @@ ARMS: Mapping[str, Arm] = {
 }
 
 LONG = ("--rollout.max-turns", "12", "--rollout.max-response-tokens", "160")
-SOLID = (*LONG, "--model.path", "./runs/forgetful-k4/sft/final")
+SOLID = (*LONG, "--model.path", "./runs/forgetful-k4/third/sft/final", "--train.batch-tasks", "4")
 G4 = ("--rollout.group-size", "4")
 
 REGIMES: Mapping[str, Regime] = {
     "k2-g8": Regime(2),
     "k2-g4": Regime(2, G4),
     "k2-scarce": Regime(2, ("--train.batch-tasks", "2")),
-    # Rare rewards: two hops in every question, four facts to find in six turns.
+    # Two hops in every question: four facts to find in six turns.
     "k2-hops": Regime(2, hops=(2,)),
     # The bundled cold start knows two questions only and writes no whole turn of three: these have their own.
-    "k4-solid-g8": Regime(4, SOLID),
-    "k4-solid-g4": Regime(4, (*SOLID, *G4)),
+    # Rare rewards: all four answers must be right.
+    "k4-g8": Regime(4, SOLID),
+    "k4-g4": Regime(4, (*SOLID, *G4)),
+    # Frequent rewards: each right answer counts.
+    "k4-mean": Regime(4, (*SOLID, "--reward.correctness", "mean_em")),
 }
 
 CURVES = (
@@ -308,7 +309,7 @@ def reinforcing(config: Config, parts: RunParts) -> Step:
 
 async def cloning(config: Config, parts: RunParts, cell: Cell) -> Step:
     """The cold start goes on: a step for each update, on the rows of as many trajectories as RL samples in it."""
-    teacher = Teacher(TEACHER, max_turns=config.rollout.max_turns)
+    teacher = Teacher(TEACHERS[REGIMES[cell.regime].objectives], max_turns=config.rollout.max_turns)
     retriever = retriever_of(make_worlds(config, cell, "train"))
     trajectories = [
         await teacher.run(task, retriever, rollout=rollout, seed=config.seed, top_k=TOP_K)
@@ -504,6 +505,32 @@ def print_report(results: Sequence[Result]) -> None:
             )
 
 
+TOLERATED = -0.03
+"""An arm is worse than GRPO where the interval of the difference reaches below this, or more of its runs collapse."""
+
+
+def print_summary(results: Sequence[Result]) -> None:
+    """One table: every arm's difference to GRPO in `exact` at the end, regime by regime."""
+    regimes = list(dict.fromkeys(result.cell.regime for result in results))
+    print("\nexact at the end minus GRPO's, all regimes\n")
+    _row("arm", *regimes, "better in", "worse or unsure in")
+    _row(*["---"] + ["--:"] * (len(regimes) + 2))
+    for arm in dict.fromkeys(result.cell.arm for result in results):
+        if arm == GRPO:
+            continue
+        cells, better, worse = [], 0, 0
+        for regime in regimes:
+            here = [result for result in results if result.cell.regime == regime]
+            runs, base = of_arm(here, arm), of_arm(here, GRPO)
+            found = difference(runs, base, lambda r: r.end["exact"])
+            cells.append(_shown(found))
+            if found is not None:
+                better += found.interval.low > 0
+                collapsed = sum(r.collapsed for r in runs) > sum(r.collapsed for r in base)
+                worse += found.interval.low < TOLERATED or collapsed
+        _row(arm, *cells, str(better), str(worse))
+
+
 SIGNALS: Mapping[str, str] = {
     "exact": "exact, sampled",
     "train/entropy": "entropy",
@@ -610,6 +637,7 @@ def main(args: Args) -> None:
     if not results:
         raise SystemExit(f"{args.out} holds none of these runs")
     print(f"$ {' '.join(['python -m benchmarks.learning', *sys.argv[1:]])}")
+    print_summary(results)
     print_report(results)
     print_signals(results)
     if args.plot is not None:

@@ -70,6 +70,24 @@ def test_differences_are_taken_between_runs_of_one_seed() -> None:
     assert learning.difference(arm[:1], base, lambda r: r.end["exact"]) is None  # one pair has no spread
 
 
+def test_the_summary_counts_regimes_where_an_arm_is_better_and_where_it_may_be_worse(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = [result(seed, [0.1, 0.2, 0.5]) for seed in (0, 1)]
+    better = [result(seed, [0.1, 0.2, 0.6], "prefix-1") for seed in (0, 1)]
+    even = [result(seed, [0.1, 0.2, 0.49], "turn-1") for seed in (0, 1)]  # within 0.03
+    worse = [result(seed, [0.1, 0.2, 0.45], "none-1") for seed in (0, 1)]
+    collapsed = [result(seed, [0.1, 0.2, 0.5], "none-0.3", format=0.5) for seed in (0, 1)]
+    learning.print_summary([*base, *better, *even, *worse, *collapsed])
+    ends = {line.split(" | ")[0][2:]: line.split(" | ")[-2:] for line in capsys.readouterr().out.splitlines()[5:]}
+    assert {arm: [int(cell.strip(" |")) for cell in cells] for arm, cells in ends.items()} == {
+        "prefix-1": [1, 0],
+        "turn-1": [0, 0],
+        "none-1": [0, 1],
+        "none-0.3": [0, 1],
+    }
+
+
 def test_seeds_of_the_first_four_arms_are_run_together() -> None:
     cells = learning.plan(Args(Path("results.jsonl"), arms=tuple(ARMS)[:5], seeds=(0, 1)))
     order = [(cell.seed, cell.arm) for cell in cells]
@@ -83,7 +101,7 @@ def test_an_arm_that_is_not_known_is_named() -> None:
 
 
 def test_every_arm_and_every_regime_is_a_valid_config() -> None:
-    prepared = tuple(name for name in REGIMES if "solid" not in name)  # the others need a model of their own
+    prepared = tuple(name for name in REGIMES if not name.startswith("k4"))  # the others need a model of their own
     arms = learning.plan(Args(Path("results.jsonl"), seeds=(3,)))
     regimes = learning.plan(Args(Path("results.jsonl"), arms=("kl-0.3",), regimes=prepared, seeds=(3,)))
     assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO}
