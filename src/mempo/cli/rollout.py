@@ -30,13 +30,13 @@ from mempo.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from mempo.cli.score import render_row, render_table, without_intervals
 from mempo.cli.wiring import PolicyArgs, ToolArgs, check_policy, make_policy, open_tools
 from mempo.config import ContextConfig, RolloutConfig, check
-from mempo.core import Json, Policy, StopReason, Task
+from mempo.core import FAILURES, Json, Policy, StopReason, Task
 from mempo.data import read_tasks
 from mempo.rewards import Mode, score_task, trajectory_scores
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
 from mempo.rollout import RolloutHooks, make_context, make_rollout
 from mempo.rollout.progress import RolloutProgress, TryResult
-from mempo.rollout.resume import INCOMPLETE, TryId, check_same_run, check_same_tasks, last_tries, open_tries, try_id
+from mempo.rollout.resume import TryId, check_same_run, check_same_tasks, last_tries, open_tries, try_id
 from mempo.runlog import RunInfo, RunLogWriter, collect_run_info, killed_in_header, read_runlog
 from mempo.text.prompts import prompts_hash
 
@@ -97,7 +97,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
     info = collect_run_info(args, seeds={"run": args.seed}, prompts_hash=prompts_hash(args.context.prompts))
     path = args.out / "run.jsonl"
     results = _read_results(path, tasks, info, resume=args.resume)
-    done = {identity for identity, result in results.items() if result.stop not in INCOMPLETE}
+    done = {identity for identity, result in results.items() if result.stop not in FAILURES}
     tries = list(open_tries(tasks, args.rollout.group_size, done))
     if tries:
         policy = make_policy(args.policy, args.rollout, args.context)
@@ -108,8 +108,8 @@ def run(prog: str, argv: Sequence[str]) -> int:
             return EXIT_INTERRUPTED
     report = summarise_results(tasks, results, args.rollout.group_size, args.mode)
     print(json.dumps(report.as_json(made=len(tries)), indent=2) if args.json else report.as_text(args.mode, path))
-    if failed := sum(report.stops.get(reason, 0) for reason in INCOMPLETE):
-        print(f"the policy failed in {failed} trajectories: the same command makes them again", file=sys.stderr)
+    if failed := sum(report.stops.get(reason, 0) for reason in FAILURES):
+        print(f"the policy or a tool failed in {failed} tries: the same command makes them again", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
 

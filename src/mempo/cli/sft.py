@@ -19,12 +19,11 @@ from mempo.cli import rollout
 from mempo.cli.progress import observers
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
-from mempo.core import ConfigError, MissingExtraError, Task, Trajectory
+from mempo.core import FAILURES, ConfigError, MissingExtraError, Task, Trajectory
 from mempo.data import read_tasks
 from mempo.env import SearchTool
 from mempo.rewards.verdict import Verdict, judge
 from mempo.rollout import make_system_prompt
-from mempo.rollout.resume import INCOMPLETE
 from mempo.runlog import RunLogWriter, read_runlog
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class Estimate:
 def estimate_tokens(args: rollout.Args, tasks: Sequence[Task], log: Path) -> Estimate:
     """What is left to sample: measured on the trajectories of the log where there are any, else assumed."""
     wanted = {(task.id, index) for task in tasks for index in range(args.rollout.group_size)}
-    made = {(t.task.id, t.rollout): t for t in _trajectories(log) if t.stop not in INCOMPLETE} if log.exists() else {}
+    made = {(t.task.id, t.rollout): t for t in _trajectories(log) if t.stop not in FAILURES} if log.exists() else {}
     left = len(wanted - made.keys())
     if made:
         prompts = sum(turn.usage.prompt_tokens for t in made.values() for turn in t.turns) / len(made)

@@ -173,11 +173,12 @@ class RolloutConfig:
     deadline_seconds: PositiveFloat = 600.0
     """Longest wait for one generation of a server, retries included."""
     stop_at_tool_error: bool = False
-    """End a trajectory at a failed tool instead of telling the policy about it."""
+    """End a trajectory at a failed tool (server gone, deadline passed) instead of telling the policy; it is
+    not trained on. A call that the tool refuses is the policy's own fault, and always told."""
     malformed: Literal["stop", "tell"] = "stop"
     """A turn without a readable action ends the trajectory, or the policy is told what was wrong."""
     max_failure_rate: Share = 0.5
-    """A run stops when more than this share of its trajectories ended in a failing policy."""
+    """A run stops when more than this share of its trajectories ended in a failing policy or tool."""
 
     def problems(self) -> Iterator[Problem]:
         needed = self.max_prompt_tokens + self.max_response_tokens

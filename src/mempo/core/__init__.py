@@ -19,6 +19,7 @@ from mempo.core.errors import (
 )
 from mempo.core.protocols import Environment, Observation, Policy, Retriever, Tool
 from mempo.core.records import (
+    FAILURES,
     ErrorRecord,
     FinishReason,
     Generation,
@@ -39,6 +40,7 @@ from mempo.core.records import (
 from mempo.core.seeds import derive_seed
 
 __all__ = [
+    "FAILURES",
     "CheckpointError",
     "ConfigError",
     "ContextOverflowError",

@@ -29,9 +29,13 @@ class StopReason(StrEnum):
     MALFORMED = "malformed"
     """A turn held no action that could be read."""
     TOOL_ERROR = "tool_error"
-    """A tool failed and the run was told to stop at failing tools."""
+    """A tool failed (server gone, deadline passed) and the run was told to stop at failing tools."""
     POLICY_ERROR = "policy_error"
     """The policy failed (server gone, deadline passed, bad reply)."""
+
+
+FAILURES = (StopReason.TOOL_ERROR, StopReason.POLICY_ERROR)
+"""Ends that the machinery is to blame for: such a trajectory says nothing about the policy or its task."""
 
 
 class FinishReason(StrEnum):

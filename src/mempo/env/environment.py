@@ -10,6 +10,8 @@ from mempo.core import ConfigError, Observation, Tool, ToolCall, ToolError
 
 CUT_MARK = "\n[... cut]"
 """Ends an observation that was longer than the policy may read."""
+REFUSALS = ("UnknownTool", "ToolError")
+"""Kinds of errors that the call itself caused: the tools work, and the policy can learn to call them."""
 CHARACTERS_PER_TOKEN = 8
 """A first guess at how much text fills the token limit: a 10 MB result is not tokenised whole."""
 

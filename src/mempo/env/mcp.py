@@ -40,12 +40,15 @@ class McpTool:
         return self._described.input_schema
 
     async def call(self, arguments: Mapping[str, Json]) -> Observation:
-        """Raises ToolError with the server's own words where it refuses the call or fails."""
+        """Raises ToolError with the server's own words where it refuses the call; MCPError where it is gone."""
         from mcp import MCPError
+        from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
         try:
             result = await self._session.call_tool(self.name, dict(arguments))
         except MCPError as error:
+            if error.code not in (INVALID_PARAMS, METHOD_NOT_FOUND):
+                raise
             raise ToolError(f"{self.name}: {error}") from error
         text = _text(result)
         if result.is_error:

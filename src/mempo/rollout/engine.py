@@ -15,6 +15,7 @@ from typing import Literal
 
 from mempo.config import RolloutConfig
 from mempo.core import (
+    FAILURES,
     ContextOverflowError,
     Environment,
     ErrorRecord,
@@ -28,10 +29,12 @@ from mempo.core import (
     PolicyError,
     StopReason,
     Task,
+    ToolError,
     Trajectory,
     Turn,
     derive_seed,
 )
+from mempo.env.environment import REFUSALS
 from mempo.text.context import ContextPolicy
 from mempo.text.masks import span_mask
 from mempo.text.tags import STOP_STRINGS, ParsedTurn, parse
@@ -83,8 +86,8 @@ class Rollout:
         """All `(task, rollout)` pairs, at most `concurrency` at once; yielded as they end.
 
         Where the caller stops early (an interrupt, `aclose`), the trajectories under way are dropped.
-        Raises PolicyError when more than `max_failure_rate` of the trajectories ended in a failing
-        policy: then the server or the model is broken, not the task.
+        Raises PolicyError, or ToolError, when more than `max_failure_rate` of the trajectories ended in a
+        failing policy or tool: then a server or the model is broken, not the task.
         """
         waiting = iter(tries)
         running: set[asyncio.Task[Trajectory]] = set()
@@ -100,7 +103,7 @@ class Rollout:
                 ended = [task.result() for task in done]
                 for trajectory in ended:
                     yield trajectory
-                failures = [trajectory for trajectory in ended if trajectory.stop is StopReason.POLICY_ERROR]
+                failures = [trajectory for trajectory in ended if trajectory.stop in FAILURES]
                 finished, failed = finished + len(ended), failed + len(failures)
                 if failures:
                     self._check_failure_rate(failed, finished, failures[-1])
@@ -152,7 +155,8 @@ class Rollout:
                 turn, error = await self._observed(turn, parsed)
                 if error is not None:
                     errors.append(error)
-                    if error.boundary == "tool" and self._config.stop_at_tool_error:
+                    failed = error.boundary == "tool" and error.kind not in REFUSALS
+                    if failed and self._config.stop_at_tool_error:
                         stop = StopReason.TOOL_ERROR
             turns.append(turn)
             self._hooks.on_turn(task, turn)
@@ -212,8 +216,9 @@ class Rollout:
         limit = self._config.max_failure_rate
         if finished >= MIN_FINISHED_FOR_RATE and failed > limit * finished:
             reason = latest.errors[-1].message if latest.errors else "see the run log"
-            raise PolicyError(
-                f"{failed} of {finished} trajectories ended in a failing policy, more than "
+            kind = ToolError if latest.stop is StopReason.TOOL_ERROR else PolicyError
+            raise kind(
+                f"{failed} of {finished} trajectories ended in a failing policy or tool, more than "
                 f"rollout.max_failure_rate = {limit:g}; the last reason: {reason}"
             )
 

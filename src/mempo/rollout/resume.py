@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from mempo.core import ConfigError, Json, RunLogError, StopReason, Task, Trajectory
+from mempo.core import ConfigError, Json, RunLogError, Task, Trajectory
 from mempo.runlog import ResumeRecord, RunInfo, RunLog
 
 T = TypeVar("T")
 
 TryId = tuple[str, int]
 """A task's id and the index of the try at it."""
-
-INCOMPLETE = (StopReason.POLICY_ERROR,)
-"""Ends that say nothing about the task: such a try is made again."""
 
 
 def try_id(trajectory: Trajectory) -> TryId:

@@ -12,12 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mempo.algo import combined_advantage, memory_advantage, memory_gate, trajectory_advantage
 from mempo.config import AdvantageConfig
-from mempo.core import Group, StopReason, TrainingError, Trajectory, Turn
+from mempo.core import FAILURES, Group, TrainingError, Trajectory, Turn
 from mempo.rewards.outcome import ran_out_of_room
 from mempo.train.forward import TokenRow
-
-UNTRAINABLE = (StopReason.POLICY_ERROR,)
-"""Trajectories that a failure of the machinery ended: their outcome says nothing about the policy."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ def make_batch(
 ) -> Batch:
     """One row for every turn of every trajectory that can be trained on.
 
-    Left out, and counted by cause, are trajectories that the machinery ended (`policy_error`) or that
-    have no turn (`no_turns`), with `drop_truncated` those that ran out of room (`truncated`), and with
-    `drop_equal_groups` whole groups whose outcomes are all equal (`equal_groups`). What is left out does
-    not count in its group's statistics either.
+    Left out, and counted by cause, are trajectories that the machinery ended (`policy_error`,
+    `tool_error`) or that have no turn (`no_turns`), with `drop_truncated` those that ran out of room
+    (`truncated`), and with `drop_equal_groups` whole groups whose outcomes are all equal
+    (`equal_groups`). What is left out does not count in its group's statistics either.
 
     Raises TrainingError for a turn whose ids, masks and log-probs differ in length, naming it, and
     for a trajectory without an outcome.
@@ -146,7 +143,7 @@ def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tens
 
 
 def _cause_to_leave_out(trajectory: Trajectory, drop_truncated: bool) -> str | None:
-    if trajectory.stop in UNTRAINABLE:
+    if trajectory.stop in FAILURES:
         return trajectory.stop.value
     if not trajectory.turns:  # e.g. the first prompt was too long: there is nothing to train on
         return "no_turns"

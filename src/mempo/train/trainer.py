@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from mempo.config import Config
-from mempo.core import Group, StopReason, Task, TrainingError, derive_seed
+from mempo.core import FAILURES, Group, Task, TrainingError, derive_seed
 from mempo.policy.local import LocalPolicy
 from mempo.policy.scoring import score_targets
 from mempo.rewards.memory import MemoryProbes
@@ -179,9 +179,10 @@ class Trainer:
                 tries, seed=seed, concurrency=self._config.rollout.concurrency, policy_step=self.steps_done
             )
         ]
-        if all(trajectory.stop is StopReason.POLICY_ERROR for trajectory in found):
+        if all(trajectory.stop in FAILURES for trajectory in found):
             # However few they are: the next batch would fail the same way, and nothing would be learned in silence.
-            raise TrainingError(f"the policy failed in every trajectory of the batch: {found[0].errors[-1].message}")
+            reason = found[0].errors[-1].message
+            raise TrainingError(f"the policy or a tool failed in every trajectory of the batch: {reason}")
         return sorted(group_trajectories(found), key=lambda group: order[group.task.id])
 
     def _with_memory_rewards(self, groups: Sequence[Group]) -> list[Group]:

@@ -72,8 +72,10 @@ async def test_what_the_block_raises_arrives_as_it_is(server: str) -> None:
             raise KeyError("mine")
 
 
-async def test_the_server_ends_with_the_block(server: str) -> None:
+async def test_the_server_ends_with_the_block_and_is_a_failure_then_and_no_refusal(server: str) -> None:
     async with mcp_tools(server) as tools:
         pass
-    with pytest.raises(ToolError, match="Connection closed"):
-        await tools[0].call({"a": 1, "b": 1})
+    environment = ToolEnvironment(tools, cut=lambda text, n: text[:n], count=len)
+    observation = await environment.call(ToolCall("add", {"a": 1, "b": 1}))
+    assert observation.error == "MCPError: Connection closed"
+    assert observation.text == "add failed: Connection closed"

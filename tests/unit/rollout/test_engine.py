@@ -24,6 +24,7 @@ from mempo.core import (
     StopReason,
     Task,
     Tool,
+    ToolError,
     Trajectory,
     Turn,
     derive_seed,
@@ -260,6 +261,25 @@ def test_a_run_may_be_told_to_stop_at_a_failing_tool() -> None:
     assert trajectory.turns[0].observation == "The search failed. Try again."
 
 
+@pytest.mark.parametrize(
+    ("fault", "stop"),
+    [
+        (ToolError("no such page"), StopReason.ANSWERED),
+        (TypeError("oops"), StopReason.TOOL_ERROR),
+        (TimeoutError("late"), StopReason.TOOL_ERROR),
+    ],
+)
+def test_a_run_that_stops_at_failing_tools_still_tells_a_call_that_is_refused(
+    fault: Exception, stop: StopReason
+) -> None:
+    def search(query: str) -> str:
+        raise fault
+
+    trajectory = one(spelling([call(), ANSWER]), [FunctionTool(search)], stop_at_tool_error=True)
+    assert trajectory.stop is stop
+    assert [error.kind for error in trajectory.errors] == [type(fault).__name__]
+
+
 @pytest.mark.parametrize("query", ["", "  "])
 def test_case_49_a_blank_query_is_an_error_of_the_call_and_never_sent(query: str) -> None:
     recorder = Recorder()
@@ -306,7 +326,17 @@ async def test_failures_up_to_the_rate_and_few_failures_do_not_stop_a_run() -> N
     assert len(await everything(few, [(TASK, i) for i in range(19)])) == 19
 
 
-async def test_failing_tools_and_overflows_are_not_failures_of_the_policy() -> None:
+async def test_failing_tools_that_end_trajectories_count_as_failures_and_others_do_not() -> None:
+    tools = [SearchTool(Recorder(error=RetrievalError("502")))]
+    tries = [(TASK, i) for i in range(30)]
+    told = engine(spelling([call(), ANSWER]), tools, max_failure_rate=0.0)
+    assert {trajectory.stop for trajectory in await everything(told, tries)} == {StopReason.ANSWERED}
+    ended = engine(spelling([call(), ANSWER]), tools, max_failure_rate=0.0, stop_at_tool_error=True)
+    with pytest.raises(ToolError, match=r"trajectories ended in a failing policy or tool, .* the last reason: 502"):
+        await everything(ended, tries)
+
+
+async def test_overflows_are_not_failures_of_the_policy() -> None:
     class Overflowing(ScriptedPolicy):
         async def generate(self, request: GenerationRequest) -> Generation:
             raise ContextOverflowError("too long")

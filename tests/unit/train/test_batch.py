@@ -80,11 +80,12 @@ def test_a_trajectory_without_an_outcome_is_refused() -> None:
 def test_case_10_every_turn_is_a_row_of_its_own_tokens_and_what_is_left_out_is_counted_by_cause() -> None:
     three_turns = trajectory(turn(0, 4), turn(1, 5), turn(2, 6))
     failed = trajectory(turn(0), stop=StopReason.POLICY_ERROR)
+    tool_down = trajectory(turn(0), stop=StopReason.TOOL_ERROR)
     too_long_at_once = trajectory(stop=StopReason.CONTEXT_OVERFLOW, reward=0.0)
     cut = trajectory(turn(0), stop=StopReason.TRUNCATED, reward=0.0)
-    batch = make_batch([group(three_turns, failed, too_long_at_once, cut)], drop_truncated=True)
+    batch = make_batch([group(three_turns, failed, tool_down, too_long_at_once, cut)], drop_truncated=True)
     assert batch.response_mask.sum(1).tolist() == [4, 5, 6]
-    assert batch.left_out == {"no_turns": 1, "policy_error": 1, "truncated": 1}
+    assert batch.left_out == {"no_turns": 1, "policy_error": 1, "tool_error": 1, "truncated": 1}
 
 
 def test_truncated_trajectories_are_kept_by_default() -> None:
@@ -104,11 +105,13 @@ def test_case_16_an_excluded_row_is_no_part_of_the_denominator() -> None:
 
 def test_what_is_left_out_is_no_part_of_its_groups_statistics() -> None:
     right, cut = trajectory(turn(0)), trajectory(turn(0, reward=9.0), stop=StopReason.TRUNCATED, reward=0.0)
+    # The server of the policy or of a tool was gone: an outcome of 0 would punish the policy for it.
     failed = trajectory(turn(0, reward=9.0), stop=StopReason.POLICY_ERROR, reward=0.0)
-    without = make_batch([group(right, right, cut, failed)], drop_truncated=True)
+    gone = [failed, dataclasses.replace(failed, stop=StopReason.TOOL_ERROR)]
+    without = make_batch([group(right, right, cut, *gone)], drop_truncated=True)
     assert not batch_advantage(without, AdvantageConfig())[0].any()
-    # Kept, the cut one counts and the failed one still does not: 1, 1, 0 has mean 2/3 and std 0.577350.
-    kept, _ = batch_advantage(make_batch([group(right, right, cut, failed)]), AdvantageConfig(alpha=0.0))
+    # Kept, the cut one counts and the others still do not: 1, 1, 0 has mean 2/3 and std 0.577350.
+    kept, _ = batch_advantage(make_batch([group(right, right, cut, *gone)]), AdvantageConfig(alpha=0.0))
     assert kept[:, 0].tolist() == pytest.approx([0.577349, 0.577349, -1.154699], abs=1e-6)
 
 

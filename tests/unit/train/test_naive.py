@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mempo.config import AdvantageConfig, Config, LossConfig, OptimizerConfig, RolloutConfig, TrainConfig
-from mempo.core import Group, StopReason, Trajectory, Turn
-from mempo.train.batch import UNTRAINABLE, make_batch
+from mempo.core import FAILURES, Group, StopReason, Trajectory, Turn
+from mempo.train.batch import make_batch
 from mempo.train.optimizer import make_optimizer, make_schedule
 from mempo.train.reference import Reference
 from mempo.train.update import update
@@ -53,7 +53,7 @@ def groups() -> list[Group]:
 
 
 def trained(group: Group) -> list[Trajectory]:
-    return [t for t in group.trajectories if t.turns and t.stop not in (*UNTRAINABLE, *BOTH_CUT)]
+    return [t for t in group.trajectories if t.turns and t.stop not in (*FAILURES, *BOTH_CUT)]
 
 
 def logprobs(model: PreTrainedModel, turn: Turn) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
@@ -19,7 +20,8 @@ from mempo.config import (
     TaskConfig,
     TrainConfig,
 )
-from mempo.core import TrainingError
+from mempo.core import Passage, RetrievalError, StopReason, TrainingError
+from mempo.retrieval.memory import MemoryRetriever
 from mempo.train.trainer import BatchResult, Trainer
 
 ROLLOUT: RolloutConfig = toy_config().rollout
@@ -175,6 +177,22 @@ async def test_a_policy_that_fails_in_every_trajectory_stops_the_run() -> None:
     with pytest.raises(TrainingError, match=r"failed in every trajectory of the batch: .*logits are not finite"):
         await trainer.train_batch()
     assert trainer.batches_done == 0
+
+
+async def test_case_47_trajectories_that_a_failing_tool_ended_are_counted_and_not_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def gone(self: MemoryRetriever, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        raise RetrievalError("502")
+
+    monkeypatch.setattr(MemoryRetriever, "search", gone)
+    trainer = toy_trainer(toy_config(rollout=dataclasses.replace(ROLLOUT, stop_at_tool_error=True)))
+    result = await trainer.train_batch()
+    trajectories = [t for group in result.groups for t in group.trajectories]
+    kept = [t for t in trajectories if t.stop is not StopReason.TOOL_ERROR]
+    assert 0 < len(kept) < len(trajectories)
+    assert result.metrics["left_out/tool_error"] == len(trajectories) - len(kept)
+    assert result.metrics["train/rows"] == sum(len(t.turns) for t in kept)
 
 
 async def test_training_makes_right_answers_more_probable() -> None:
