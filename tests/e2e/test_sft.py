@@ -151,6 +151,10 @@ def test_adapters_are_trained_and_saved_alone(taught: Path, tmp_path: Path) -> N
     assert names
     assert all("lora_" in name for name in names)
     assert not (final / "model.safetensors").exists()
+    # The base is the tiny model, which no folder holds.
+    assert main(["export", str(run / "sft"), "--out", str(tmp_path / "whole")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "whole")) == model.config.vocab_size
 
 
 def test_without_trajectories_the_error_says_how_to_get_some(capsys: pytest.CaptureFixture[str]) -> None:

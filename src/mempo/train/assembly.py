@@ -33,7 +33,7 @@ def make_policy(config: Config) -> LocalPolicy:
     """
     settings = config.model
     tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
-    model = adapt(_base_model(config, len(tokenizer)), settings, config.seed).to(resolve_device(settings.device))
+    model = adapt(base_model(config, len(tokenizer)), settings, config.seed).to(resolve_device(settings.device))
     renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
     policy = LocalPolicy(
         model.eval(),
@@ -64,7 +64,8 @@ def load_tasks(files: Sequence[str], format: str | None, objectives: int | None)
     return list(compose(tasks, objectives).tasks)
 
 
-def _base_model(config: Config, vocabulary: int) -> PreTrainedModel:
+def base_model(config: Config, vocabulary: int) -> PreTrainedModel:
+    """The model that `model.path` means, without adapters; a tiny one gets so many words."""
     settings = config.model
     if settings.path == TINY:
         tiny, tokens = settings.tiny, config.rollout.max_model_tokens or TINY_CONTEXT_TOKENS

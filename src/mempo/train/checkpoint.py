@@ -34,7 +34,8 @@ from transformers import PreTrainedModel
 from mempo.config import Config, key_values, load_config, render_toml
 from mempo.core import CheckpointError, ConfigError, Task
 from mempo.core.files import atomic_write
-from mempo.policy.models import load_model, quiet
+from mempo.policy.models import load_tokenizer, quiet
+from mempo.train.assembly import base_model
 from mempo.train.reference import POLICY_ADAPTER, is_adapted
 from mempo.train.trainer import Trainer
 
@@ -360,9 +361,13 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path) -> None:
 
 def _merged(checkpoint: Checkpoint) -> PreTrainedModel:
     """The base model with the checkpoint's adapter in its weights."""
-    model = checkpoint.config.model
-    adapted: Any = load_model(model.path, dtype=model.dtype, adapter=str(checkpoint.model_folder))
-    return adapted.merge_and_unload()
+    from peft import PeftModel
+
+    folder = str(checkpoint.model_folder)
+    base = base_model(checkpoint.config, len(load_tokenizer(folder)))
+    with quiet():
+        adapted: Any = PeftModel.from_pretrained(base, folder)
+        return adapted.merge_and_unload()
 
 
 # ---------------------------------------------------------------- files
