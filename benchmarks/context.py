@@ -87,6 +87,11 @@ def main(args: Args) -> None:
 
 
 async def measure(args: Args) -> list[Cost]:
+    if not (args.data / "corpus.jsonl").is_file():
+        raise SystemExit(
+            f"{args.data / 'corpus.jsonl'} is not there. The questions and their passages are not part of this "
+            "repository: name the folder that holds corpus.jsonl and qa/multi/ with --data or $MEMPO_DATA"
+        )
     retriever = MemoryRetriever(islice(read_passages([args.data / "corpus.jsonl"]), args.passages))
     renderer = Renderer(load_tokenizer(args.model))
     costs: list[Cost] = []

@@ -64,7 +64,13 @@ Pair = tuple[str, list[str]]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise SystemExit(
+            f"{path}: {error.strerror}. Recorded runs of Search-R1 and WebDancer are not part of this repository: "
+            "name the folder that holds trajectories/ with --data or $MEMPO_DATA"
+        ) from None
 
 
 REPLY = re.compile(r"\n*<information>Doc 1\(.*?</information>\n*|\nMy previous action is invalid\..*?\n", re.DOTALL)

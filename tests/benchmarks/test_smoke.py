@@ -52,6 +52,20 @@ def test_text_compares_all_five_pairs(repository: Path, shared_data: Path) -> No
     assert len(printed["results"]) == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("text", "trajectories/searchr1_wiki18.jsonl"), ("context", "corpus.jsonl")]
+)
+def test_data_that_is_not_there_is_named_with_what_to_do(
+    repository: Path, tmp_path: Path, name: str, file: str
+) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--data", str(tmp_path)]
+    ended = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(str(tmp_path / file))
+    assert "with --data or $MEMPO_DATA" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_retrieval_measures_both_servers(repository: Path, tmp_path: Path) -> None:
     sizes = ("--passages", "300", "--seconds", "0.2", "--rounds", "1", "--queries", "8")
     run(repository, "retrieval", *sizes, "--json", tmp_path / "figures.json")
