@@ -81,6 +81,7 @@ def memory_arm(alpha: float, baseline: str = "prefix", *more: str) -> tuple[str,
 
 JOINED = ("--memory.gold", "joined")
 MIXED = ("--advantage.gates", "mixed_groups")
+FADE = ("--advantage.alpha-schedule", "linear")
 TURN = ("--advantage.statistics", "turn_index")
 CLONE = ("--sft.optimizer.learning-rate", "5e-4", "--sft.optimizer.schedule", "constant", "--sft.epochs", "2",
          "--sft.optimizer.warmup-steps", "0", "--sft.heldout-share", "0")  # fmt: skip
@@ -112,6 +113,9 @@ ARMS: Mapping[str, Arm] = {
     # ... or what a memory loses or gains against what this turn could see, or against the memory before it;
     "visible-turn-1": Arm(memory_arm(1, "visible", *TURN, "--advantage.std-floor", "0.1")),
     "previous-turn-1": Arm(memory_arm(1, "previous_memory", *TURN, "--advantage.std-floor", "0.1")),
+    # memory credit leads where right answers are rare, and fades as they come;
+    "fade-1": Arm(memory_arm(1, "prefix", *FADE)),
+    "fade-visible-1": Arm(memory_arm(1, "visible", *FADE, *TURN, "--advantage.std-floor", "0.1")),
     # all of it, then with a KL penalty too.
     "guarded-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),
     "guarded-1": Arm(memory_arm(1, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),

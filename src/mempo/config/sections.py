@@ -236,6 +236,8 @@ class AdvantageConfig:
 
     alpha: NonNegative = 1.0
     """Weight of the memory advantage; 0 is plain GRPO and scores no memories."""
+    alpha_schedule: Literal["constant", "linear"] = "constant"
+    """Course of alpha over the run's batches; `linear` falls from alpha in the first to nearly 0 in the last."""
     statistics: Literal["group", "turn_index"] = "group"
     """Over what A^M is normalised: all turns of the group, or those with the same index."""
     normaliser: Literal["std", "mean", "none"] = "std"

@@ -121,6 +121,18 @@ def make_batch(
     )
 
 
+def scheduled_alpha(config: AdvantageConfig, batch: int, batches: int) -> float:
+    """The weight of A^M in batch `batch` (from 0) of a run of `batches`.
+
+    Ours, not the paper's: what a memory is worth to the scorer is a guide where right answers are rare, and
+    a distraction once they are not, so `linear` lets it fade.
+
+    >>> [scheduled_alpha(AdvantageConfig(alpha=1.0, alpha_schedule="linear"), batch, 4) for batch in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    return config.alpha * (1 - batch / batches) if config.alpha_schedule == "linear" else config.alpha
+
+
 def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """`[turn, token]`: the advantage of every sampled token, and the memory's part A^M of it (0 at alpha 0)."""
     outcome = trajectory_advantage(batch.outcome, batch.group)

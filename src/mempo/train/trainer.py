@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from mempo.policy.local import LocalPolicy
 from mempo.policy.scoring import score_targets
 from mempo.rewards.memory import MemoryProbes
 from mempo.rollout import Rollout, group_trajectories
-from mempo.train.batch import Batch, make_batch
+from mempo.train.batch import Batch, make_batch, scheduled_alpha
 from mempo.train.credit import with_memory_rewards, with_outcomes
 from mempo.train.forward import checkpoint_gradients
 from mempo.train.health import batch_health
@@ -119,7 +119,8 @@ class Trainer:
 
     async def train_batch(self) -> BatchResult:
         """One batch: G tries at each task, their rewards, one or more optimiser steps."""
-        config, batch = self._config, self.batches_done
+        batch = self.batches_done
+        config = self.batch_config(batch)
         clock = _Clock()
         groups = await self._collect(self.batch_tasks(batch), derive_seed(config.seed, "rollout", batch))
         clock.lap("rollout")
@@ -137,7 +138,7 @@ class Trainer:
         )
         metrics = {f"left_out/{cause}": float(count) for cause, count in rows.left_out.items()}
         if len(rows):
-            metrics |= self._update(rows)
+            metrics |= self._update(rows, config)
         clock.lap("update")
         metrics |= batch_health(groups, rows, config.advantage)
         clock.lap("health")
@@ -150,8 +151,8 @@ class Trainer:
             metrics["replay/groups"] = float(len(replayed))
         return BatchResult(batch, groups, metrics | clock.seconds)
 
-    def _update(self, rows: Batch) -> dict[str, float]:
-        config, batch = self._config, self.batches_done
+    def _update(self, rows: Batch, config: Config) -> dict[str, float]:
+        batch = self.batches_done
         torch.manual_seed(derive_seed(config.seed, "update", batch))  # dropout, where there is any
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "mini_batches", batch))
         metrics = update(
@@ -159,6 +160,12 @@ class Trainer:
         )
         self.steps_done += int(metrics["train/steps"])
         return metrics
+
+    def batch_config(self, batch: int) -> Config:
+        """The settings of a batch: the run's, with the alpha of this batch."""
+        advantage = self._config.advantage
+        alpha = scheduled_alpha(advantage, batch, self.total_batches)
+        return replace(self._config, advantage=replace(advantage, alpha=alpha))
 
     def batch_tasks(self, batch: int) -> list[Task]:
         """The tasks of a batch, the same however often the run was interrupted."""

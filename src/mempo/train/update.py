@@ -94,6 +94,7 @@ def update(
         optimizer.zero_grad(set_to_none=True)  # of a mini-batch that failed half way
         model.eval()
     metrics = totals.metrics()
+    metrics["advantage/alpha"] = config.advantage.alpha
     metrics["advantage/memory_abs"] = _mean(memory_part.abs(), batch.mem_mask)
     metrics["advantage/abs"] = _mean(advantage.abs(), batch.response_mask)
     metrics["train/learning_rate"] = float(schedule.get_last_lr()[0])

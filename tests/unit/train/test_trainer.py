@@ -126,6 +126,21 @@ async def test_alpha_0_scores_no_memory() -> None:
     assert all(u.memory_reward is None for g in result.groups for t in g.trajectories for u in t.turns)
 
 
+async def test_a_linear_schedule_of_alpha_starts_as_the_constant_one_and_fades() -> None:
+    constant, linear = (
+        toy_trainer(toy_config(advantage=AdvantageConfig(alpha=0.5, alpha_schedule=schedule)))
+        for schedule in ("constant", "linear")
+    )
+    first, second = await run(constant)
+    faded = await run(linear)
+    assert linear.total_batches == 4
+    assert [result.metrics["advantage/alpha"] for result in faded] == [0.5, 0.5 * 3 / 4]
+    assert [result.metrics["advantage/alpha"] for result in (first, second)] == [0.5, 0.5]
+    # One update with the same alpha: the same second rollouts. The second update has another alpha.
+    assert sampled([first, second]) == sampled(faded)
+    assert any(not torch.equal(a, b) for a, b in zip(weights(constant).values(), weights(linear).values(), strict=True))
+
+
 async def test_the_frozen_reference_can_be_the_scorer() -> None:
     config = toy_config(
         memory=MemoryConfig(scorer="reference"),
