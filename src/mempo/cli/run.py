@@ -42,9 +42,9 @@ class SamplingArgs:
     """How the trajectory is sampled."""
 
     seed: int = 0
-    """The same question and seed give the same trajectory."""
-    temperature: float = 1.0
-    """0 is greedy."""
+    """The same question and seed give the same trajectory; it matters above temperature 0 only."""
+    temperature: float = 0.0
+    """0 is greedy, the best guess at one answer; training samples at 1."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens with this probability."""
     max_turns: int = 16

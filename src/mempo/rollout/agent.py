@@ -21,7 +21,8 @@ class Agent:
 
     `tools` are tools or plain functions with type hints (`mempo.env.FunctionTool`). `edit_memory` is
     called between two turns with the turn that ended: a text that it returns is the memory that the
-    next turn sees. Equal questions with equal seeds give equal trajectories.
+    next turn sees. Sampling is greedy unless `rollout` says otherwise: one answer is asked for. Equal
+    questions with equal seeds give equal trajectories.
 
     `run` and `stream` are for plain code, `arun` and `astream` for coroutines. The plain ones open
     and close connections with every call; with the others call `aclose`, or use `async with`.
@@ -49,7 +50,7 @@ class Agent:
     ) -> None:
         self.policy = policy
         self.tools: tuple[Tool, ...] = tuple(tool if isinstance(tool, Tool) else FunctionTool(tool) for tool in tools)
-        self._rollout = rollout
+        self._rollout = rollout or RolloutConfig(temperature=0.0)
         self._context = context
         self._seed = seed
         self._edit_memory = edit_memory

@@ -10,7 +10,7 @@ import pytest
 import mempo
 from mempo import Agent
 from mempo.config import ContextConfig, RolloutConfig
-from mempo.core import Passage, PolicyError, StopReason, Turn
+from mempo.core import Generation, GenerationRequest, Passage, PolicyError, StopReason, Turn
 from mempo.env import SearchTool
 from mempo.policy.scripted import ScriptedPolicy
 from mempo.policy.tiny import tiny_policy
@@ -129,6 +129,19 @@ def test_equal_questions_and_seeds_give_equal_trajectories_with_a_real_model() -
 
     assert texts("abc", 0) == texts("abc", 0)
     assert len({texts("abc", 0), texts("abd", 0), texts("abc", 1)}) == 3
+
+
+def test_an_agent_is_greedy_unless_it_is_told_otherwise() -> None:
+    asked: list[float] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            asked.append(request.temperature)
+            return await super().generate(request)
+
+    Agent(Noting([ANSWER])).run("Who?")
+    Agent(Noting([ANSWER]), rollout=RolloutConfig()).run("Who?")
+    assert asked == [0.0, 1.0]
 
 
 async def test_the_plain_calls_say_what_to_use_inside_an_event_loop() -> None:
