@@ -118,7 +118,7 @@ def test_an_openai_server_is_used(corpus: str, capsys: pytest.CaptureFixture[str
     with StubServer(answer) as stub:
         options = ["--base-url", stub.url, "--model", "m", "--corpus", corpus, "--json"]
         assert main(["run", "France?", *options]) == 0
-        asked = stub.jsons("/v1/chat/completions")
+        asked = stub.bodies("/v1/chat/completions")
     assert asked[-1]["temperature"] == 0  # one answer is asked for: the most likely one
     turn, end = read_lines(capsys)
     assert (turn["prompt_tokens"], turn["completion_tokens"], turn["tokens_are_estimates"]) == (100, 20, False)
