@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mempo.cli.serve import read_token
+from mempo.cli.listening import ListenArgs
 from mempo.core import ConfigError
 from mempo.retrieval.bm25 import Bm25Options
 from mempo.retrieval.index import build_index
@@ -291,7 +291,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(tmp_path: Pat
     path = tmp_path / "token"
     path.write_bytes(token)
     with pytest.raises(ConfigError, match="holds no token that a header can carry: printable ASCII") as caught:
-        read_token(None, path)
+        ListenArgs(token_file=path).read_token()
     assert token.decode("latin-1") not in str(caught.value)
 
 

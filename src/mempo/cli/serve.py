@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from mempo import __version__
+from mempo.cli.listening import ListenArgs
 from mempo.core import ConfigError, MissingExtraError
 from mempo.retrieval.dense import DenseOptions
 from mempo.retrieval.index import Index, open_faiss, open_index
@@ -55,18 +55,7 @@ class Args:
     """The encoder that made --faiss: a folder or name for sentence-transformers, or `minilm`."""
     name: str = "retriever"
     """The role that /health tells, e.g. train or eval; clients can insist on it."""
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs --allow-remote."""
-    port: int = 8000
-    """0 takes a free port; the line `listening on http://HOST:PORT` tells which."""
-    allow_remote: bool = False
-    """Let other machines reach the server."""
-    port_file: Path | None = None
-    """Write the port's number here once requests are answered."""
-    token_env: str | None = None
-    """Name of an environment variable that holds a bearer token; requests must carry it."""
-    token_file: Path | None = None
-    """A file that holds the bearer token."""
+    listen: tyro.conf.OmitArgPrefixes[ListenArgs] = field(default_factory=ListenArgs)
     verify: bool = False
     """Check the hash of every file of the index before serving it, not its size alone."""
     limits: tyro.conf.OmitArgPrefixes[LimitArgs] = field(default_factory=LimitArgs)
@@ -77,10 +66,9 @@ def retriever(prog: str, argv: Sequence[str]) -> int:
     args = tyro.cli(Args, prog=prog, args=list(argv), description=DESCRIPTION)
     try:
         from mempo.retrieval.server import Limits, create_app
-        from mempo.retrieval.serving import serve
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", extra="serve") from error
-    token = read_token(args.token_env, args.token_file)
+    token = args.listen.read_token()
     index = _open(args)
     limits = Limits(
         queries=args.limits.max_queries,
@@ -91,41 +79,10 @@ def retriever(prog: str, argv: Sequence[str]) -> int:
     )
     health = Health(args.name, index.corpus_sha256, len(index), index.kind, __version__)
     try:
-        serve(
-            create_app(index, health, limits=limits, token=token),
-            host=args.host,
-            port=args.port,
-            allow_remote=args.allow_remote,
-            port_file=args.port_file,
-            announce=lambda line: print(line, flush=True),
-        )
+        args.listen.serve(create_app(index, health, limits=limits, token=token))
     finally:
         index.close()
     return 0
-
-
-def read_token(variable: str | None, file: Path | None) -> str | None:
-    """The bearer token from a variable or a file; None where neither is named.
-
-    Raises ConfigError for one that is named and not there, empty, or not sendable; never shows the token.
-    """
-    if variable is not None and file is not None:
-        raise ConfigError("give --token-env or --token-file, not both")
-    if variable is not None:
-        token, place = os.environ.get(variable, ""), f"the environment variable {variable} (--token-env)"
-    elif file is not None:
-        try:
-            token, place = file.read_text(encoding="latin-1"), f"{file} (--token-file)"
-        except OSError as error:
-            raise ConfigError(f"{file} (--token-file) cannot be read: {error.strerror}") from error
-    else:
-        return None
-    token = token.strip()
-    if not token:
-        raise ConfigError(f"{place} holds no token")
-    if not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(f"{place} holds no token that a header can carry: printable ASCII without blanks")
-    return token
 
 
 def _open(args: Args) -> Index:

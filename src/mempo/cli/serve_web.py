@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from mempo import __version__
-from mempo.cli.serve import read_token
+from mempo.cli.listening import ListenArgs
 from mempo.core import ConfigError, MissingExtraError
 from mempo.retrieval.cache import DiskCache
 from mempo.retrieval.web import SERPER, Recording, WebPages, WebSearch
@@ -57,18 +57,7 @@ class Args:
     """A longer text is cut."""
     name: str = "web"
     """The role that /health tells; clients can insist on it."""
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs --allow-remote."""
-    port: int = 8002
-    """0 takes a free port; the line `listening on http://HOST:PORT` tells which."""
-    allow_remote: bool = False
-    """Let other machines reach the server."""
-    port_file: Path | None = None
-    """Write the port's number here once requests are answered."""
-    token_env: str | None = None
-    """Name of an environment variable that holds a bearer token; requests must carry it."""
-    token_file: Path | None = None
-    """A file that holds the bearer token."""
+    listen: tyro.conf.OmitArgPrefixes[ListenArgs] = field(default_factory=lambda: ListenArgs(port=8002))
 
 
 def run(prog: str, argv: Sequence[str]) -> int:
@@ -77,12 +66,11 @@ def run(prog: str, argv: Sequence[str]) -> int:
     try:
         from mempo.retrieval.fetch import PageFetcher
         from mempo.retrieval.server import create_app
-        from mempo.retrieval.serving import serve
     except ImportError as error:
         raise MissingExtraError(error.name or "fastapi", extra="serve") from error
     replay = args.mode == "replay"
     api_key = "" if replay else _read_key(args.key_env)
-    token = read_token(args.token_env, args.token_file)
+    token = args.listen.read_token()
     if replay and args.cache is not None and not args.cache.is_file():
         raise ConfigError(f"{args.cache}: no recording here; make one with --mode record, or check the path")
     cache = None if args.cache is None else DiskCache(args.cache)
@@ -104,15 +92,8 @@ def run(prog: str, argv: Sequence[str]) -> int:
             )
             pages = WebPages(fetcher, recording)
         health = Health(args.name, search.corpus_hash, 0 if cache is None else len(cache), "web", __version__)
-        serve(
-            # The web answers queries one by one: a batch would only make the quick wait for the slow.
-            create_app(search, health, token=token, max_batch_queries=None, pages=pages),
-            host=args.host,
-            port=args.port,
-            allow_remote=args.allow_remote,
-            port_file=args.port_file,
-            announce=lambda line: print(line, flush=True),
-        )
+        # The web answers queries one by one: a batch would only make the quick wait for the slow.
+        args.listen.serve(create_app(search, health, token=token, max_batch_queries=None, pages=pages))
     finally:
         if cache is not None:
             cache.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mempo.cli.listening import ListenArgs
 from mempo.cli.main import main
-from mempo.cli.serve import read_token
 from mempo.core import ConfigError
 
 
@@ -59,16 +59,14 @@ def test_a_token_comes_from_a_variable_or_a_file_and_is_not_shown(
     file = tmp_path / "token"
     file.write_text("hush\n", encoding="utf-8")
     monkeypatch.setenv("TOKEN_OF_TEST", "hush-hush")
-    assert (read_token(None, None), read_token("TOKEN_OF_TEST", None), read_token(None, file)) == (
-        None,
-        "hush-hush",
-        "hush",
-    )
+    assert ListenArgs().read_token() is None
+    assert ListenArgs(token_env="TOKEN_OF_TEST").read_token() == "hush-hush"
+    assert ListenArgs(token_file=file).read_token() == "hush"
     with pytest.raises(ConfigError, match="not both") as error:
-        read_token("TOKEN_OF_TEST", file)
+        ListenArgs(token_env="TOKEN_OF_TEST", token_file=file).read_token()
     assert "hush" not in str(error.value)
     with pytest.raises(ConfigError, match=r"UNSET_OF_TEST .* holds no token"):
-        read_token("UNSET_OF_TEST", None)
+        ListenArgs(token_env="UNSET_OF_TEST").read_token()
 
 
 def test_what_is_served_must_be_named_once(capsys: pytest.CaptureFixture[str]) -> None:
