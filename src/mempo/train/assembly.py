@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import Linear
 from transformers import PreTrainedModel
 
 from mempo.config import Config, ModelConfig
@@ -15,7 +16,15 @@ from mempo.core import ConfigError, Task, derive_seed
 from mempo.data import compose, read_tasks
 from mempo.data.world import FALLBACK_CHARACTERS, closed_pattern, closed_vocabulary
 from mempo.policy.local import LocalPolicy
-from mempo.policy.models import end_token_ids, load_model, load_tokenizer, quiet, resolve_device
+from mempo.policy.models import (
+    end_token_ids,
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    quiet,
+    resolve_device,
+    to_device,
+)
 from mempo.policy.tiny import tiny_llama, word_tokenizer
 from mempo.rollout import check_room
 from mempo.text.render import Renderer
@@ -33,7 +42,8 @@ def make_policy(config: Config) -> LocalPolicy:
     """
     settings = config.model
     tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
-    model = adapt(base_model(config, len(tokenizer)), settings, config.seed).to(resolve_device(settings.device))
+    model = adapt(base_model(config, len(tokenizer)), settings, config.seed)
+    model = to_device(model, resolve_device(settings.device))
     renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
     policy = LocalPolicy(
         model.eval(),
@@ -91,7 +101,7 @@ def adapt(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTraine
     lora = settings.lora
     if lora.rank == 0:
         return model
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     if lora.adapter is None:
         wanted = LoraConfig(
@@ -101,11 +111,17 @@ def adapt(model: PreTrainedModel, settings: ModelConfig, seed: int) -> PreTraine
             target_modules=list(lora.targets),
             task_type="CAUSAL_LM",
         )
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "lora"))
-            return get_peft_model(model, wanted)
-    with quiet():
-        adapted = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
+        try:
+            with quiet(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(seed, "lora"))
+                return get_peft_model(model, wanted)
+        except Exception as error:  # a name that no layer has, a layer of another kind, too little memory
+            layers = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, Linear)}
+            raise ConfigError(
+                f"model.lora: no adapters of rank {lora.rank} on {', '.join(lora.targets)}: {error} The linear layers "
+                f"of {settings.path} are {', '.join(sorted(layers))}; set model.lora.targets to some of them"
+            ) from error
+    adapted: Any = load_adapter(model, lora.adapter)
     rank = adapted.peft_config["default"].r
     if rank != lora.rank:
         raise ConfigError(f"model.lora.rank is {lora.rank}, but the adapter in {lora.adapter} has rank {rank}")

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from mempo.config import Config, key_values, load_config, render_toml
 from mempo.core import CheckpointError, ConfigError, Task
 from mempo.core.files import atomic_write
-from mempo.policy.models import load_tokenizer, quiet
+from mempo.policy.models import load_adapter, load_tokenizer, quiet
 from mempo.train.assembly import base_model
 from mempo.train.reference import POLICY_ADAPTER, is_adapted
 from mempo.train.trainer import Trainer
@@ -42,6 +42,8 @@ from mempo.train.trainer import Trainer
 SCHEMA = "mempo.checkpoint"
 VERSION = 1
 POINTER = "latest"
+EXPORT_MARK = "mempo_export.json"
+"""Tells an export, which the next one may replace, from a model of the user's."""
 
 SAME_RUN = ("seed", "model.path", "model.dtype", "model.lora", "model.tiny", "tasks.shuffle", "train.batch_tasks")
 """Settings that a resumed run shares with its checkpoint: others would change what was done before it."""
@@ -341,13 +343,14 @@ def tasks_sha256(tasks: Sequence[Task]) -> str:
 # ---------------------------------------------------------------- export
 
 
-def export_checkpoint(checkpoint: Checkpoint, out: Path) -> None:
+def export_checkpoint(checkpoint: Checkpoint, out: Path, *, replace: bool = False) -> None:
     """Write a plain Hugging Face folder, an adapter merged into its model, that transformers and vLLM load.
 
-    Raises ConfigError where `out` holds anything but an earlier export.
+    Raises ConfigError where `out` holds anything but an earlier export, e.g. a model of the user's, unless
+    `replace` says that it may go.
     """
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / "config.json").is_file())):
-        raise ConfigError(f"{out} exists and is no export of a model; name another folder")
+    if out.exists() and not replace and not _is_export(out):
+        raise ConfigError(f"{out} exists and is no export of a model (it has no {EXPORT_MARK}); name another folder")
     adapted = (checkpoint.model_folder / "adapter_config.json").is_file()
     merged = _merged(checkpoint) if adapted else None
     with writing_aside(out) as aside:
@@ -357,17 +360,19 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path) -> None:
         if merged is not None:
             with quiet():
                 merged.save_pretrained(aside)
+        done = {"checkpoint": checkpoint.path.name, "steps_done": checkpoint.manifest.steps_done}
+        (aside / EXPORT_MARK).write_text(json.dumps(done), encoding="utf-8")
+
+
+def _is_export(out: Path) -> bool:
+    return out.is_dir() and (not any(out.iterdir()) or (out / EXPORT_MARK).is_file())
 
 
 def _merged(checkpoint: Checkpoint) -> PreTrainedModel:
     """The base model with the checkpoint's adapter in its weights."""
-    from peft import PeftModel
-
     folder = str(checkpoint.model_folder)
-    base = base_model(checkpoint.config, len(load_tokenizer(folder)))
-    with quiet():
-        adapted: Any = PeftModel.from_pretrained(base, folder)
-        return adapted.merge_and_unload()
+    adapted: Any = load_adapter(base_model(checkpoint.config, len(load_tokenizer(folder))), folder)
+    return adapted.merge_and_unload()
 
 
 # ---------------------------------------------------------------- files

@@ -147,7 +147,7 @@ class _Run:
             self._save()
             self._log.write_event("interrupted", "saved before leaving", step=trainer.batches_done)
             raise
-        export_checkpoint(self._save(), self._folder / "final")
+        export_checkpoint(self._save(), self._folder / "final", replace=True)
 
     def _write(self, result: BatchResult) -> None:
         step, every = self._trainer.batches_done, self._config.log.trajectories_every_batches

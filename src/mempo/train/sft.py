@@ -169,9 +169,10 @@ class SftTrainer:
             policy, prompt = self._token_losses([rows[place] for place in part], bool(prompt_weight))
             loss = (policy + prompt_weight * prompt) / tokens
             if not torch.isfinite(loss):
+                started = self.progress.steps_done > 0
                 raise TrainingError(
                     f"the loss of step {self.progress.steps_done + 1} is {float(loss.detach())}; no step was taken; "
-                    "lower sft.optimizer.learning_rate"
+                    f"{'lower sft.optimizer.learning_rate' if started else 'the weights in model.path are damaged'}"
                 )
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(policy.detach()) / tokens

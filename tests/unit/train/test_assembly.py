@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.fixtures.toy import toy_policy
+from tests.fixtures.toy import WORDS, toy_policy
 
 from mempo.config import Config, LoraConfig, ModelConfig, RolloutConfig, TinyModelConfig, load_config
 from mempo.core import ConfigError, DataError, Objective, Task
 from mempo.data import write_tasks
 from mempo.data.world import closed_worlds
+from mempo.policy.tiny import tiny_llama
 from mempo.train.assembly import adapt, load_tasks, make_policy
 from mempo.train.checkpoint import save_model
 from mempo.train.reference import is_adapted
@@ -88,6 +89,54 @@ def test_an_adapter_is_gone_on_with_where_it_is_named(saved: Path, tmp_path: Pat
         make_policy(config_of(saved, lora=dataclasses.replace(named, rank=4)))
     with pytest.raises(ConfigError, match=r"holds an adapter, not a model.*model\.lora\.adapter"):
         make_policy(config_of(tmp_path / "sft"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("adapter_config.json", None, "Can't find 'adapter_config.json'"),
+        ("adapter_config.json", '{"peft_type": "LO', "Unterminated string"),
+        ("adapter_model.safetensors", None, "adapter_model.safetensors|Repo id"),
+        ("adapter_model.safetensors", "", "SafetensorError"),
+        ("adapter_model.safetensors", "x" * 100, "SafetensorError"),
+    ],
+)
+def test_a_damaged_adapter_is_named_with_the_key_and_a_remedy(
+    saved: Path, tmp_path: Path, file: str, content: str | None, message: str
+) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    save_model(adapt(toy_policy().model, ModelConfig(lora=lora), 0), toy_policy().renderer.tokenizer, tmp_path / "sft")
+    if content is None:
+        (tmp_path / "sft" / file).unlink()
+    else:
+        (tmp_path / "sft" / file).write_text(content, encoding="utf-8")
+    named = dataclasses.replace(lora, adapter=str(tmp_path / "sft"))
+    with pytest.raises(ConfigError, match=rf"model\.lora\.adapter .* cannot be loaded: .*({message}).*mempo sft"):
+        make_policy(config_of(saved, lora=named))
+
+
+@pytest.mark.parametrize(("width", "layers"), [(32, 2), (16, 1), (16, 3)])
+def test_an_adapter_of_another_model_is_refused_and_no_layer_stays_untrained(
+    saved: Path, tmp_path: Path, width: int, layers: int
+) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    tokenizer = toy_policy().renderer.tokenizer
+    other = tiny_llama(len(WORDS) + 3, width=width, layers=layers, heads=2)
+    save_model(adapt(other, ModelConfig(lora=lora), 0), tokenizer, tmp_path / "sft")
+    with pytest.raises(ConfigError, match=r"model\.lora\.adapter .*sft' (is of another model|cannot be loaded)"):
+        make_policy(config_of(saved, lora=dataclasses.replace(lora, adapter=str(tmp_path / "sft"))))
+
+
+def test_adapters_on_layers_that_are_not_there_are_refused_with_those_that_are(saved: Path) -> None:
+    with pytest.raises(ConfigError, match=r"on nope: .* are .*down_proj, .*q_proj.*set model\.lora\.targets"):
+        make_policy(config_of(saved, lora=LoraConfig(rank=2, targets=("nope",))))
+
+
+@pytest.mark.parametrize("device", ["tpu:9", "nonsense"])
+def test_a_device_that_is_not_there_is_refused_with_its_key(saved: Path, device: str) -> None:
+    config = config_of(saved)
+    with pytest.raises(ConfigError, match=rf"model\.device '{device}' cannot be used"):
+        make_policy(dataclasses.replace(config, model=dataclasses.replace(config.model, device=device)))
 
 
 def singles(folder: Path, count: int, source: str = "a") -> str:

@@ -34,6 +34,7 @@ from mempo.train.checkpoint import (
     open_checkpoint,
     restore,
     save_checkpoint,
+    save_model,
 )
 from mempo.train.trainer import Trainer
 
@@ -434,6 +435,13 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no export"):
         export_checkpoint(checkpoint, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
+    # A model of the user's looks like an export: the base model, say, or the best weights of `mempo sft`.
+    for own in (tmp_path / "base", checkpoint.model_folder):
+        save_model(toy_policy().model, TOKENIZER, own)
+        before = (own / "model.safetensors").read_bytes()
+        with pytest.raises(ConfigError, match=r"is no export .* name another folder"):
+            export_checkpoint(checkpoint, own)
+        assert (own / "model.safetensors").read_bytes() == before
 
 
 def test_a_checkpoint_is_found_by_its_run_its_folder_or_its_own_name(two: Path, tmp_path_factory: Any) -> None:
