@@ -1,18 +1,22 @@
 """Log-probabilities of given tokens after given prompts, without gradient.
 
-Requests that share a prefix form a tree whose tokens run through the model once: each token attends
-to its ancestors only. So the probes of all memories of a task pay for its question once, and the
-`prefix` baseline of a trajectory's T turns is one pass over the trajectory instead of T. A tree's longest
-path, its trunk, is plain causal attention; the branches follow in a second pass and find the trunk's keys
-and values in the cache, so only their attention, and not that of the whole tree, goes through a mask.
-Identical requests are computed once, and the vocabulary projection, by far the largest tensor, is made
-for target tokens only, in chunks.
+Requests that share a prefix form a tree whose tokens run through the model once: the longest request, its
+trunk, as plain causal attention, and what the others add, its branches, against the trunk's keys and values in
+a cache. So the probes of all memories of a task pay for its question once, and the `prefix` baseline of a
+trajectory's T turns is one pass over the trajectory, and few tokens a turn, instead of T passes.
+
+Branches run in several passes from the trunk's end to its beginning, the cache cut to what they attend to;
+so no mask spans the whole tree. Identical requests are computed once, and the vocabulary projection, by far
+the largest tensor, is made for target tokens only, in chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import attrgetter
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -22,9 +26,11 @@ from mempo.core import ScoreRequest
 from mempo.policy.models import hidden_states, projection
 
 MIN_SHARED_TOKENS = 32
-"""Below this, a shared prefix is cheaper to run again than to mask."""
-MAX_TREE_TOKENS = 4096
-"""A tree of many short branches never grows beyond this: its mask is quadratic in its size."""
+"""Below this, a shared prefix is cheaper to run again than to look up."""
+MAX_BRANCH_TOKENS = 256
+"""A request that adds more is a trunk: attention through a mask is dearer than causal attention."""
+PASS_TOKENS = 128
+"""Branch tokens of a tree that run together: with more, much of the attention would be masked out."""
 MAX_PADS = 256
 """Pads that a batch may always have: about what the fixed cost of one more batch would compute."""
 PAD_SHARE = 16
@@ -51,120 +57,111 @@ def score_targets(
     for index, request in enumerate(requests):
         if not request.prompt_ids:
             raise ValueError(f"score request {index} has an empty prompt: its first target token follows nothing")
-    distinct = {request for request in requests if request.target_ids}
-    sharing = share and not _slides(model)
-    width = model.config.get_text_config().hidden_size
-    trees = plan_trees(sorted(distinct, key=_ids), width if sharing else 0)
+    trunks = plan_trees({request for request in requests if request.target_ids}, share=share and can_share(model))
     results: dict[ScoreRequest, tuple[float, ...]] = {}
     project = projection(model)
-    for batch in _batches(trees, batch_tokens):
+    for batch in _batches(trunks, batch_tokens):
         results.update(_score_batch(model, project, batch, temperature, pad_id))
     return [results[request] if request.target_ids else () for request in requests]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive tokens `[start, end)` of a tree that follow the token at `parent` (-1: the first ones)."""
+def can_share(model: PreTrainedModel) -> bool:
+    """Whether a cache of the model can be cut and continued: not one of a sliding window or a recurrent state."""
+    config = model.config.get_text_config()
+    if layer_types := getattr(config, "layer_types", None):
+        return set(layer_types) == {"full_attention"}
+    return not (getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
 
-    start: int
-    end: int
-    parent: int
 
+@dataclass(slots=True, eq=False)
+class Node:
+    """A request in a tree: `shared` tokens of its parent, then its own. A trunk has no parent."""
 
-@dataclass(slots=True)
-class Tree:
-    """Requests with a common head, each token held once; parents stand before children."""
-
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    """Depth of each token: its position in its request."""
-    segments: list[Segment] = field(default_factory=list)
-    requests: list[tuple[ScoreRequest, list[int]]] = field(default_factory=list)
-    """Each request with the places in `ids` of the tokens that predict its targets."""
-    trunk: list[int] = field(default_factory=list)
-    """Places of the tokens of the longest request."""
-    _path: list[int] = field(default_factory=list)
-    """Places of the latest request's tokens."""
-
-    def add(self, request: ScoreRequest, shared: int) -> None:
-        """Append a request whose first `shared` tokens are those of the latest one."""
-        fresh = _ids(request)[shared:]
-        start = len(self.ids)
-        parent = self._path[shared - 1] if shared else -1
-        self.segments.append(Segment(start, start + len(fresh), parent))
-        self._path = self._path[:shared] + list(range(start, start + len(fresh)))
-        self.ids += fresh
-        self.positions += range(shared, shared + len(fresh))
-        self.requests.append((request, self._path[len(request.prompt_ids) - 1 :]))
-        if len(self._path) > len(self.trunk):
-            self.trunk = self._path
+    request: ScoreRequest
+    ids: tuple[int, ...]
+    """What the model reads: the last target token is predicted only."""
+    parent: Node | None = None
+    shared: int = 0
+    branches: list[Node] = field(default_factory=list)
+    column: int = 0
+    """Where its own tokens begin in its tree's row of hidden states; known once they have run."""
 
     @property
-    def branches(self) -> list[int]:
-        """Places of the tokens beside the trunk, parents before children."""
-        trunk = set(self.trunk)
-        return [place for place in range(len(self.ids)) if place not in trunk]
+    def own_ids(self) -> tuple[int, ...]:
+        return self.ids[self.shared :]
 
-    def mask(self) -> torch.Tensor:
-        """`[token, token]`, True where a token (row) attends to a token (column): its ancestors and itself."""
-        mask = torch.zeros(len(self.ids), len(self.ids), dtype=torch.bool)
-        for start, end, parent in ((segment.start, segment.end, segment.parent) for segment in self.segments):
-            if parent >= 0:
-                mask[start:end, :start] = mask[parent, :start]
-            mask[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-        return mask
+    def family(self) -> Iterator[Node]:
+        """It and all that hang off it, parents before children."""
+        yield self
+        for branch in self.branches:
+            yield from branch.family()
+
+    def passes(self) -> list[list[Node]]:
+        """A trunk's branches, the deepest first, those that run together in one list; families stay together."""
+        passes: list[list[Node]] = []
+        room = 0
+        for branch in sorted(self.branches, key=attrgetter("shared"), reverse=True):
+            family = list(branch.family())
+            room -= _own_tokens(family)
+            if room < 0 or not passes:
+                passes.append([])
+                room = PASS_TOKENS - _own_tokens(family)
+            passes[-1] += family
+        return passes
+
+    def shared_columns(self) -> list[range]:
+        """Where the states of the shared tokens are: the parent's, its parent's and so on to the trunk's."""
+        spans: list[range] = []
+        node = self
+        while node.parent is not None:
+            first = node.parent.column
+            spans.append(range(first, first + node.shared - node.parent.shared))
+            node = node.parent
+        return spans
+
+    def target_columns(self) -> list[int]:
+        """Where the states are that predict the targets."""
+        spans = [*reversed(self.shared_columns()), range(self.column, self.column + len(self.own_ids))]
+        return [column for span in spans for column in span][len(self.request.prompt_ids) - 1 :]
 
 
-def plan_trees(ordered: Sequence[ScoreRequest], width: int) -> list[Tree]:
-    """Requests, sorted by their ids, as trees; neighbours share the longest prefixes there are.
+def plan_trees(requests: Iterable[ScoreRequest], *, share: bool = True) -> list[Node]:
+    """The trunks. Each request, the longest first, becomes a branch of the one that it shares most with, or a trunk.
 
-    A model of `width` hidden units decides what pays: a layer costs a token about as much as attention to
-    6 * `width` others, so sharing saves that for each shared token, and costs the attention of what comes to
-    stand beside the trunk to the whole tree. Width 0 shares nothing.
-
-    >>> requests = [ScoreRequest((*range(40), last), (7,)) for last in (50, 51)]
-    >>> [tree] = plan_trees(requests, 64)
-    >>> len(tree.ids), tree.segments[1]
-    (42, Segment(start=41, end=42, parent=39))
+    >>> [trunk] = plan_trees(ScoreRequest((*range(40), last), (7,)) for last in (50, 51))
+    >>> [(node.shared, node.own_ids) for node in trunk.family()]
+    [(0, (50,)), (40, (51,))]
     """
-    trees: list[Tree] = []
-    previous: ScoreRequest | None = None
-    for request in ordered:
-        shared = _shared_tokens(previous, request) if width and previous is not None else 0
-        if shared >= MIN_SHARED_TOKENS and _pays(trees[-1], shared, len(_ids(request)), width):
-            trees[-1].add(request, shared)
-        else:
-            trees.append(Tree())
-            trees[-1].add(request, 0)
-        previous = request
-    return trees
+    trunks: list[Node] = []
+    placed: list[Node] = []  # sorted by ids, so that what a request shares most with stands beside it
+    nodes = [Node(request, request.prompt_ids + request.target_ids[:-1]) for request in requests]
+    for node in sorted(nodes, key=lambda node: (-len(node.ids), node.ids, node.request.target_ids)):
+        place = bisect_left(placed, node.ids, key=attrgetter("ids"))
+        if share:
+            node.parent, node.shared = _parent(node.ids, placed[max(0, place - 1) : place + 1])
+        (node.parent.branches if node.parent else trunks).append(node)
+        placed.insert(place, node)
+    return trunks
 
 
-def _pays(tree: Tree, shared: int, length: int, width: int) -> bool:
-    """Whether a request of `length` tokens, `shared` of them with the latest one, should join the tree."""
-    tokens = len(tree.ids) + length - shared
-    trunk = max(len(tree.trunk), length)
-    beside = (tokens - trunk) - (len(tree.ids) - len(tree.trunk))
-    return beside * tokens <= 6 * width * shared and tokens <= max(MAX_TREE_TOKENS, 2 * trunk)
+def _parent(ids: tuple[int, ...], neighbours: Sequence[Node]) -> tuple[Node | None, int]:
+    """What a request with these ids becomes a branch of, and how much they share."""
+    shared, parent = max(
+        ((_shared_tokens(ids, node.ids), node) for node in neighbours), key=lambda pair: pair[0], default=(0, None)
+    )
+    if shared < MIN_SHARED_TOKENS or len(ids) - shared > min(shared, MAX_BRANCH_TOKENS):
+        return None, 0
+    while parent is not None and shared <= parent.shared:  # those tokens are the parent's parent's
+        parent = parent.parent
+    return parent, shared
 
 
-def _ids(request: ScoreRequest) -> tuple[int, ...]:
-    # The last target token is predicted, never read.
-    return request.prompt_ids + request.target_ids[:-1]
-
-
-def _shared_tokens(previous: ScoreRequest, request: ScoreRequest) -> int:
-    a, b = _ids(previous), _ids(request)
+def _shared_tokens(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _slides(model: PreTrainedModel) -> bool:
-    """A sliding window counts places, not positions, so it would cut a tree's branches wrongly."""
-    config = model.config.get_text_config()
-    layer_types = getattr(config, "layer_types", None) or ()
-    return "sliding_attention" in layer_types or bool(
-        not layer_types and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    )
+def _own_tokens(nodes: Iterable[Node]) -> int:
+    return sum(len(node.ids) - node.shared for node in nodes)
 
 
 def too_many_pads(pads: int, padded_tokens: int) -> bool:
@@ -172,90 +169,97 @@ def too_many_pads(pads: int, padded_tokens: int) -> bool:
     return pads > max(MAX_PADS, padded_tokens // PAD_SHARE)
 
 
-def _batches(trees: Sequence[Tree], batch_tokens: int) -> Iterator[list[Tree]]:
+def _batches(trunks: Sequence[Node], batch_tokens: int) -> Iterator[list[Node]]:
     """Trees of similar size together, at most `batch_tokens` padded tokens a batch (but at least one tree)."""
-    batch: list[Tree] = []
-    for tree in sorted(trees, key=lambda tree: (len(tree.trunk), len(tree.ids))):
-        padded = _padded_tokens([*batch, tree])
-        pads = padded - sum(len(one.ids) for one in (*batch, tree))
-        if batch and (padded > batch_tokens or too_many_pads(pads, padded)):
+    sized = [([len(trunk.ids), *map(_own_tokens, trunk.passes())], trunk) for trunk in trunks]
+    batch: list[Node] = []
+    widths: list[int] = []  # of the trunks, and of each pass over branches
+    tokens = 0
+    for sizes, trunk in sorted(sized, key=lambda pair: pair[0]):
+        widths = [max(pair) for pair in zip_longest(widths, sizes, fillvalue=0)]
+        padded = (len(batch) + 1) * sum(widths)
+        if batch and (padded > batch_tokens or too_many_pads(padded - tokens - sum(sizes), padded)):
             yield batch
-            batch = []
-        batch.append(tree)
+            batch, widths, tokens = [], sizes, 0
+        batch.append(trunk)
+        tokens += sum(sizes)
     if batch:
         yield batch
-
-
-def _padded_tokens(trees: Sequence[Tree]) -> int:
-    trunk = max(len(tree.trunk) for tree in trees)
-    return len(trees) * (trunk + max(len(tree.ids) - len(tree.trunk) for tree in trees))
 
 
 def _score_batch(
     model: PreTrainedModel,
     project: Callable[[torch.Tensor], torch.Tensor],
-    trees: list[Tree],
+    trunks: list[Node],
     temperature: float,
     pad_id: int,
 ) -> dict[ScoreRequest, tuple[float, ...]]:
-    hidden, columns_of = _tree_states(model, trees, pad_id)
-    scored = [
-        (row, request, columns_of[row][places]) for row, tree in enumerate(trees) for request, places in tree.requests
-    ]
-    device = model.device
-    rows = torch.tensor([row for row, _, places in scored for _ in places], device=device)
-    columns = torch.cat([places for _, _, places in scored]).to(device)
-    targets = torch.tensor([token for _, request, _ in scored for token in request.target_ids], device=device)
+    hidden = _tree_states(model, trunks, pad_id)
+    scored = [(row, node.request, node.target_columns()) for row, trunk in enumerate(trunks) for node in trunk.family()]
+    rows = torch.tensor([row for row, _, columns in scored for _ in columns], device=model.device)
+    columns = torch.tensor([column for _, _, columns in scored for column in columns], device=model.device)
+    targets = torch.tensor([token for _, request, _ in scored for token in request.target_ids], device=model.device)
     chunks = zip(
         torch.split(hidden[rows, columns].float() / temperature, PROJECTION_ROWS),
         torch.split(targets, PROJECTION_ROWS),
         strict=True,
     )
-    logprobs = torch.cat([_logprobs(project(part), wanted) for part, wanted in chunks])
-    values = iter(torch.split(logprobs, [len(places) for _, _, places in scored]))
-    return {request: tuple(next(values).tolist()) for _, request, _ in scored}
+    logprobs = iter(torch.cat([_logprobs(project(part), wanted) for part, wanted in chunks]).tolist())
+    return {request: tuple(next(logprobs) for _ in columns) for _, request, columns in scored}
 
 
-def _tree_states(model: PreTrainedModel, trees: Sequence[Tree], pad_id: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Hidden states `[tree, column, width]`, and for each tree the columns of its tokens."""
+def _tree_states(model: PreTrainedModel, trunks: Sequence[Node], pad_id: int) -> torch.Tensor:
+    """Hidden states `[tree, column, width]`: the trunks', then those of each pass over branches."""
     device = model.device
-    ids = [torch.tensor(tree.ids) for tree in trees]
-    trunks = [torch.tensor(tree.trunk) for tree in trees]
-    branches = [torch.tensor(tree.branches, dtype=torch.long) for tree in trees]
-    trunk_ids = pad_sequence([own[places] for own, places in zip(ids, trunks, strict=True)], True, pad_id)
-    width, beside = trunk_ids.shape[1], max(map(len, branches))
+    passes = list(zip_longest(*(trunk.passes() for trunk in trunks), fillvalue=[]))
+    cache = DynamicCache(config=model.config) if passes else None
+    ids = _padded([trunk.ids for trunk in trunks], pad_id)
+    column = cached = ids.shape[1]
+    positions = torch.arange(column).expand(len(trunks), -1)
     # Pads stand on the right, where causal attention never looks: no mask.
-    positions = torch.arange(width, device=device)[None].expand(len(trees), -1)
-    cache = DynamicCache(config=model.config) if beside else None
-    hidden = hidden_states(model, trunk_ids.to(device), None, positions, cache)
-    if beside:
-        branch_ids = pad_sequence([own[places] for own, places in zip(ids, branches, strict=True)], True, pad_id)
-        depths = [torch.tensor(tree.positions)[places] for tree, places in zip(trees, branches, strict=True)]
-        mask = _branch_mask(trees, trunks, branches, width, model.dtype)
-        positions = pad_sequence(depths, True).to(device)
-        hidden = torch.cat([hidden, hidden_states(model, branch_ids.to(device), mask.to(device), positions, cache)], 1)
-    columns = [torch.empty(len(own), dtype=torch.long) for own in ids]
-    for own, trunk, branch in zip(columns, trunks, branches, strict=True):
-        own[trunk], own[branch] = torch.arange(len(trunk)), width + torch.arange(len(branch))
-    return hidden, columns
+    states = [hidden_states(model, ids.to(device), None, positions.to(device), cache)]
+    for rows in passes:
+        _place(rows, column)
+        ids = _padded([[token for node in nodes for token in node.own_ids] for nodes in rows], pad_id)
+        positions = _padded([[p for node in nodes for p in range(node.shared, len(node.ids))] for nodes in rows], 0)
+        depth = max(node.shared_columns()[-1].stop for nodes in rows for node in nodes)
+        if cache is not None and ids.shape[1]:
+            cache.crop(depth - cached)  # a negative number of tokens, or none
+            mask = _mask(rows, column, ids.shape[1], depth, model.dtype)
+            states.append(hidden_states(model, ids.to(device), mask.to(device), positions.to(device), cache))
+            column, cached = column + ids.shape[1], depth + ids.shape[1]
+    return torch.cat(states, dim=1)
 
 
-def _branch_mask(
-    trees: Sequence[Tree],
-    trunks: Sequence[torch.Tensor],
-    branches: Sequence[torch.Tensor],
-    width: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Additive `[tree, 1, branch token, trunk and branch token]`; pads see themselves only."""
-    beside = max(map(len, branches))
-    allowed = torch.zeros(len(trees), beside, width + beside, dtype=torch.bool)
-    allowed[:, :, width:] = torch.eye(beside, dtype=torch.bool)
-    for own, tree, trunk, branch in zip(allowed, trees, trunks, branches, strict=True):
-        rows = tree.mask()[branch]
-        own[: len(branch), : len(trunk)] = rows[:, trunk]
-        own[: len(branch), width : width + len(branch)] = rows[:, branch]
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
+def _place(rows: Sequence[Sequence[Node]], column: int) -> None:
+    """Let the own tokens of each row's nodes stand side by side, from a column on."""
+    for nodes in rows:
+        after = column
+        for node in nodes:
+            node.column, after = after, after + len(node.own_ids)
+
+
+def _mask(rows: Sequence[Sequence[Node]], column: int, width: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive `[tree, 1, branch token, trunk and branch token]`, for a cache of `depth` tokens of the trunk.
+
+    A token sees what its request shares, and what is its own up to itself; pads see themselves only.
+    """
+    allowed = torch.zeros(len(rows), width, depth + width, dtype=torch.bool)
+    allowed[:, :, depth:] = torch.eye(width, dtype=torch.bool)
+    for row, nodes in zip(allowed, rows, strict=True):
+        for node in nodes:
+            first, count = node.column - column, len(node.own_ids)
+            own = row[first : first + count]
+            own[:, depth + first : depth + first + count] = torch.ones(count, count, dtype=torch.bool).tril()
+            *on_branches, on_trunk = node.shared_columns()
+            own[:, : on_trunk.stop] = True
+            for span in on_branches:
+                own[:, depth + span.start - column : depth + span.stop - column] = True
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def _padded(rows: Iterable[Sequence[int]], pad: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=pad)
 
 
 def _logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -6,19 +6,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
 from mempo.core import ScoreRequest
 from mempo.policy.models import hidden_states, projection
-from mempo.policy.scoring import plan_trees, score_targets
+from mempo.policy.scoring import PASS_TOKENS, can_share, plan_trees, score_targets
 from mempo.policy.tiny import tiny_llama
 
 VOCABULARY = 64
 MODEL = tiny_llama(VOCABULARY, width=40, layers=2, heads=4)
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 40,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
 
 
 @torch.inference_mode()
-def naive(model: LlamaForCausalLM, request: ScoreRequest) -> list[float]:
+def naive(model: PreTrainedModel, request: ScoreRequest) -> list[float]:
     """One forward pass over the whole sequence, all logits, no sharing and no padding."""
     ids = torch.tensor([request.prompt_ids + request.target_ids])
     logprobs = torch.log_softmax(model(ids).logits[0].float(), -1)
@@ -64,10 +73,55 @@ def test_any_mixture_of_shared_prefixes_gives_the_naive_scores(
 
 def test_a_prefix_is_run_once_however_many_requests_share_it() -> None:
     requests = trajectory_requests(0, 8)
-    trees = plan_trees(sorted(requests, key=lambda request: request.prompt_ids), 64)
+    [trunk] = plan_trees(requests)
     # The trunk's 8 * 40 tokens, and for each request its own 2 + 2: the third target token is not read.
-    assert sum(len(tree.ids) for tree in trees) == 8 * 40 + 8 * 4
+    assert sum(len(node.own_ids) for node in trunk.family()) == 8 * 40 + 8 * 4
     assert sum(len(request.prompt_ids) + 2 for request in requests) == sum(t * 40 for t in range(1, 9)) + 8 * 4
+
+
+def test_branches_run_deepest_first_in_passes_of_limited_size() -> None:
+    [trunk] = plan_trees(trajectory_requests(0, 60))
+    passes = trunk.passes()
+    assert [node for nodes in passes for node in nodes] == sorted(trunk.branches, key=lambda node: -node.shared)
+    assert len(passes) == 2
+    assert all(sum(len(node.own_ids) for node in nodes) <= PASS_TOKENS for nodes in passes)
+
+
+def test_a_branch_of_a_branch_runs_with_it_and_gives_the_naive_scores() -> None:
+    question, memory = tuple(range(2, 42)), (*range(2, 34), 50)
+    trunk = ScoreRequest((*question, *range(60, 1, -1), 3), (4,))
+    aliases = [ScoreRequest((*question, *memory, 7), target) for target in ((5,), (5, 6, 8), (9, 9))]
+    [root] = plan_trees([trunk, *aliases])
+    [branch] = root.branches
+    # All that the others read, but for a target token, the longest alias reads too.
+    assert [(node.shared, node.own_ids) for node in branch.branches] == [(74, (9,)), (74, ())]
+    requests = [*aliases, trunk]
+    for request, row in zip(requests, score_targets(MODEL, requests), strict=True):
+        assert row == pytest.approx(naive(MODEL, request), abs=1e-5)
+
+
+def test_a_request_that_adds_more_than_it_shares_is_a_trunk() -> None:
+    head = tuple(range(2, 42))
+    requests = [ScoreRequest((*head, *(token,) * 50), (7,)) for token in (3, 4)]
+    assert [trunk.branches for trunk in plan_trees(requests)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(sliding_window=8, **SIZES),
+        Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=1, **SIZES),
+    ],
+    ids=["mistral", "qwen2"],
+)
+def test_models_with_a_sliding_window_run_each_request_on_its_own(config: PreTrainedConfig) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    assert can_share(MODEL)
+    assert not can_share(model)
+    requests = trajectory_requests(0, 3)
+    for request, row in zip(requests, score_targets(model, requests), strict=True):
+        assert row == pytest.approx(naive(model, request), abs=1e-5)
 
 
 def test_case_64_micro_batches_of_one_and_of_eight_agree() -> None:
