@@ -82,6 +82,7 @@ def memory_arm(alpha: float, baseline: str = "prefix", *more: str) -> tuple[str,
 JOINED = ("--memory.gold", "joined")
 MIXED = ("--advantage.gates", "mixed_groups")
 FADE = ("--advantage.alpha-schedule", "linear")
+FLOOR = ("--advantage.std-floor", "0.1")
 TURN = ("--advantage.statistics", "turn_index")
 CLONE = ("--sft.optimizer.learning-rate", "5e-4", "--sft.optimizer.schedule", "constant", "--sft.epochs", "2",
          "--sft.optimizer.warmup-steps", "0", "--sft.heldout-share", "0")  # fmt: skip
@@ -95,31 +96,26 @@ ARMS: Mapping[str, Arm] = {
     "shuffled-0.3": Arm(memory_arm(0.3), "shuffled"),
     "previous-0.3": Arm(memory_arm(0.3, "previous_memory")),
     "none-0.3": Arm(memory_arm(0.3, "none")),
-    # Candidates for a guarded preset. Credit only where the outcome tells trajectories apart:
-    "mixed-0.3": Arm(memory_arm(0.3, "prefix", *MIXED)),
+    # Candidates for a guarded preset. Credit only where the outcome tells trajectories apart;
     "mixed-1": Arm(memory_arm(1, "prefix", *MIXED)),
-    # ... and not for the first memory, which is always empty;
-    "mixed-skip-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "skip_first_turn")),
-    # only among right trajectories: credit never speaks against the outcome;
-    "right-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.gates", "right_trajectories")),
-    "right-1": Arm(memory_arm(1, "prefix", "--advantage.gates", "right_trajectories")),
     # a small spread of R^M stays small;
-    "floor-0.3": Arm(memory_arm(0.3, "prefix", "--advantage.std-floor", "0.1")),
-    "floor-1": Arm(memory_arm(1, "prefix", "--advantage.std-floor", "0.1")),
-    "mean-1": Arm(memory_arm(1, "prefix", "--advantage.normaliser", "mean")),
+    "floor-1": Arm(memory_arm(1, "prefix", *FLOOR)),
     # a memory is compared with those of the same turn: late against early turns drops out;
-    "turn-0.3": Arm(memory_arm(0.3, "prefix", *TURN, "--advantage.std-floor", "0.05")),
     "turn-1": Arm(memory_arm(1, "prefix", *TURN, "--advantage.std-floor", "0.05")),
-    # ... or what a memory loses or gains against what this turn could see, or against the memory before it;
-    "visible-turn-1": Arm(memory_arm(1, "visible", *TURN, "--advantage.std-floor", "0.1")),
-    "previous-turn-1": Arm(memory_arm(1, "previous_memory", *TURN, "--advantage.std-floor", "0.1")),
+    # ... and against what this turn could see, or the memory before it, not all that was ever found;
+    "visible-turn-1": Arm(memory_arm(1, "visible", *TURN, *FLOOR)),
+    "previous-turn-1": Arm(memory_arm(1, "previous_memory", *TURN, *FLOOR)),
+    "visible-mixed-1": Arm(memory_arm(1, "visible", *TURN, *FLOOR, *MIXED)),
+    # a memory that says things twice pays for it;
+    "visible-lean-1": Arm(memory_arm(1, "visible", *TURN, *FLOOR, "--memory.length-penalty", "0.01")),
+    # the policy stays near its start;
+    "visible-kl-1": Arm(memory_arm(1, "visible", *TURN, *FLOOR, "--loss.kl-beta", "0.01")),
     # memory credit leads where right answers are rare, and fades as they come;
     "fade-1": Arm(memory_arm(1, "prefix", *FADE)),
-    "fade-visible-1": Arm(memory_arm(1, "visible", *FADE, *TURN, "--advantage.std-floor", "0.1")),
-    # all of it, then with a KL penalty too.
-    "guarded-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),
-    "guarded-1": Arm(memory_arm(1, "prefix", *MIXED, *TURN, "--advantage.std-floor", "0.1")),
-    "kl-0.3": Arm(memory_arm(0.3, "prefix", *MIXED, "--advantage.std-floor", "0.1", "--loss.kl-beta", "0.01")),
+    "fade-visible-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR)),
+    "fade-previous-1": Arm(memory_arm(1, "previous_memory", *FADE, *TURN, *FLOOR)),
+    # ... and counts only where the outcome tells trajectories apart.
+    "fade-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *MIXED)),
     "previous-1": Arm(memory_arm(1, "previous_memory")),
     "none-1": Arm(memory_arm(1, "none")),
     "visible-0.3": Arm(memory_arm(0.3, "visible")),

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.learning import ARMS, GRPO, REGIMES, Args, Cell, Result
 
 from benchmarks import learning
+from mempo.config import load_config
 from mempo.core import Group, Objective, StopReason, Task, Trajectory, Turn
 
 TASK = Task("t", (Objective("Who?", ("Homer",)),))
@@ -103,9 +104,15 @@ def test_an_arm_that_is_not_known_is_named() -> None:
 def test_every_arm_and_every_regime_is_a_valid_config() -> None:
     prepared = tuple(name for name in REGIMES if not name.startswith("k4"))  # the others need a model of their own
     arms = learning.plan(Args(Path("results.jsonl"), seeds=(3,)))
-    regimes = learning.plan(Args(Path("results.jsonl"), arms=("kl-0.3",), regimes=prepared, seeds=(3,)))
+    regimes = learning.plan(Args(Path("results.jsonl"), arms=("visible-kl-1",), regimes=prepared, seeds=(3,)))
     assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO}
     assert {learning.settings(cell).rollout.group_size for cell in regimes} == {4, 8}
+
+
+def test_the_guarded_preset_is_the_arm_that_was_measured() -> None:
+    measured = learning.settings(learning.plan(Args(Path("results.jsonl"), arms=("fade-visible-1",), seeds=(0,)))[0])
+    guarded = load_config("guarded")
+    assert (guarded.advantage, guarded.memory) == (measured.advantage, measured.memory)
 
 
 @pytest.mark.slow

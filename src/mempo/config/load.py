@@ -30,7 +30,7 @@ def presets() -> tuple[str, ...]:
     """Names of the configs that come with the package: each is a file `presets/NAME.toml` beside this module.
 
     >>> presets()
-    ('demo', 'paper', 'tiny')
+    ('demo', 'guarded', 'paper', 'tiny')
     """
     names = [entry.name for entry in files("mempo.config").joinpath("presets").iterdir()]
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
