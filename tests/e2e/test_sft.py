@@ -205,6 +205,23 @@ def test_only_right_and_well_formed_trajectories_are_kept(
     assert len(list(read_runlog(tmp_path / "out" / "teacher.jsonl").trajectories())) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt-price", "-1"], "--prompt-price is -1.0"),
+        (["--completion-price", "nan"], "--completion-price is nan"),
+        (["--limit", "-1"], "--limit must be at least 0"),
+    ],
+)
+def test_prices_and_limits_that_mean_nothing_are_refused_before_anything_is_sampled(
+    sampled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["sft-data", *sampled, "--yes", *options]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["sft-data", *sampled, "--yes", "--limit", "0"]) == 0
+
+
 def test_nothing_is_spent_without_a_yes(
     sampled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from mempo.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from mempo.cli.score import render_row, render_table, without_intervals
 from mempo.cli.wiring import PolicyArgs, ToolArgs, check_policy, make_policy, open_tools
 from mempo.config import ContextConfig, RolloutConfig, check
-from mempo.core import FAILURES, Json, Policy, StopReason, Task
+from mempo.core import FAILURES, ConfigError, Json, Policy, StopReason, Task
 from mempo.data import read_tasks
 from mempo.rewards import Mode, score_task, trajectory_scores
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
@@ -93,7 +93,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
     check(args.rollout)
     check(args.context)
     make_context(args.context)  # a set of prompts that is not there is named now, not after loading a model
-    tasks = list(read_tasks(args.tasks, args.format))[: args.limit]
+    tasks = first_tasks(args)
     info = collect_run_info(args, seeds={"run": args.seed}, prompts_hash=prompts_hash(args.context.prompts))
     path = args.out / "run.jsonl"
     results = _read_results(path, tasks, info, resume=args.resume)
@@ -112,6 +112,13 @@ def run(prog: str, argv: Sequence[str]) -> int:
         print(f"the policy or a tool failed in {failed} tries: the same command makes them again", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
+
+
+def first_tasks(args: Args) -> list[Task]:
+    """The tasks that the arguments ask for."""
+    if args.limit is not None and args.limit < 0:
+        raise ConfigError(f"--limit must be at least 0 (got {args.limit})")
+    return list(read_tasks(args.tasks, args.format))[: args.limit]
 
 
 def _read_results(path: Path, tasks: Sequence[Task], info: RunInfo, *, resume: bool) -> dict[TryId, TryResult]:

@@ -20,7 +20,6 @@ from mempo.cli.progress import observers
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import FAILURES, ConfigError, MissingExtraError, Task, Trajectory
-from mempo.data import read_tasks
 from mempo.env import SearchTool
 from mempo.rewards.verdict import Verdict, judge
 from mempo.rollout import make_system_prompt
@@ -115,14 +114,17 @@ def sft(prog: str, argv: Sequence[str]) -> int:
 def sft_data(prog: str, argv: Sequence[str]) -> int:
     own, rest = tyro.cli(DataArgs, prog=prog, args=list(argv), description=DATA_HELP, return_unknown_args=True)
     args = tyro.cli(rollout.Args, prog=prog, args=rest, description=rollout.DESCRIPTION)
+    for name, price in (("--prompt-price", own.prompt_price), ("--completion-price", own.completion_price)):
+        if price is not None and not 0 <= price < math.inf:
+            raise ConfigError(f"{name} is {price}: give the price of a million tokens, 0 or more")
     path = args.out / "run.jsonl"
-    estimate = estimate_tokens(args, list(read_tasks(args.tasks, args.format))[: args.limit], path)
+    estimate = estimate_tokens(args, rollout.first_tasks(args), path)
     print(estimate.render(own.prompt_price, own.completion_price))
     if estimate.trajectories and not own.yes and not _confirmed():
         print("nothing was sampled")
         return 1
     status = rollout.run(prog, rest)
-    if status == 0:
+    if status == 0 and path.exists():  # with --limit 0 there is none
         counts = write_teacher(path, args.out / TEACHER_FILE, keep_wrong=own.keep_wrong)
         kept = counts[Verdict.RIGHT] + (counts[Verdict.WRONG] if own.keep_wrong else 0)
         shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)

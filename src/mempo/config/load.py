@@ -116,7 +116,7 @@ def _layers(name: str, cls: type) -> tuple[dict[str, Any], dict[str, str]]:
     text, origin, folder = _read(name)
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is no TOMLDecodeError
         raise ConfigError(f"{origin} is not TOML: {error}") from error
     base = table.pop("preset", None)
     if base is not None and base not in presets():

@@ -372,7 +372,12 @@ class Renderer:
     def _encode_inert(self, anchor: _Control | None, text: str) -> list[int]:
         if not text:
             return []
-        ids = self.tokenizer.encode((anchor.text if anchor else "") + text, add_special_tokens=False)
+        try:
+            ids = self.tokenizer.encode((anchor.text if anchor else "") + text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:  # JSON can say "\ud83d", half of a pair
+            raise RenderError(
+                f"{text[:40]!r} holds half a character, which no tokenizer can encode: mend the file that it is from"
+            ) from error
         if anchor and ids[:1] != [anchor.id]:
             raise RenderError(f"the tokenizer does not find its own token {anchor.text!r} before {text[:40]!r}")
         ids = ids[1:] if anchor else ids

@@ -126,6 +126,7 @@ def test_configs_are_frozen() -> None:
         ("[advantage]\nalpha = 2024-01-01", ["advantage.alpha", "2024-01-01", "a number"]),
         ('preset = "papr"', ["preset = 'papr'", "run.toml", "paper, tiny"]),
         ("seed = 1\nseed 2", ["run.toml is not TOML", "line 2"]),
+        (f"seed = {'9' * 5000}", ["run.toml is not TOML", "4300 digits"]),
     ],
 )
 def test_a_mistake_in_a_file_names_key_value_file_and_what_is_known(

@@ -546,3 +546,9 @@ def test_a_shape_is_analysed_once_however_many_prompts_follow(monkeypatch: pytes
     for information in ("a", "b", "c"):
         renderer.prompt_ids(conversation(renderer, information))
     assert calls == [4, 4]  # one look for a system role, one for the shape
+
+
+@pytest.mark.parametrize("name", ["qwen25", "mistral"])
+def test_half_a_character_is_refused_with_the_text_that_holds_it(name: str) -> None:
+    with pytest.raises(RenderError, match=r"Who\? .* holds half a character.*mend the file"):
+        Renderer(family(name)).encode("Who? \ud83d")
