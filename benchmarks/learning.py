@@ -61,10 +61,14 @@ TEACHERS = {2: Flaws(habit=0.8), 4: Flaws(habit=0.7, habit_notes=3)}
 
 
 class Arm(NamedTuple):
-    """One way to train, by what differs from the preset `demo`."""
+    """One way to train, by what differs from the preset `demo` with the settings of PLAIN."""
 
     overrides: tuple[str, ...] = ()
     kind: Literal["rl", "shuffled", "sft"] = "rl"
+
+
+PLAIN = ("--advantage.alpha-schedule", "constant", "--advantage.statistics", "group", "--advantage.std-floor", "0.001")
+"""The paper's, where the preset `demo` has another value."""
 
 
 class Regime(NamedTuple):
@@ -270,7 +274,7 @@ async def train(cell: Cell) -> Result:
 
 
 def settings(cell: Cell) -> Config:
-    return load_config("demo", ["--seed", str(cell.seed), *cell.overrides])
+    return load_config("demo", ["--seed", str(cell.seed), *PLAIN, *cell.overrides])
 
 
 def make_parts(config: Config, cell: Cell) -> RunParts:
