@@ -4,7 +4,8 @@
     python -m benchmarks.training --parts update --models tiny --rounds 9
     python -m benchmarks.training --parts trl --trl-python PATH        # a Python that has TRL
 
-Parts (run from the root of the checkout; all ratios are of one run, rounds alternate what is compared):
+Parts (run from the root of the checkout; all ratios are of one run, rounds alternate what is compared). Times are
+of this process's processor, so what else the machine does hardly counts; give `--threads 1` where it is busy:
 
 update     `mempo.train.update` on the turns of a batch, optimiser step included, against bare loops of
            forward and backward passes over the same rows: rows of equal length together, no pads, plain
@@ -39,7 +40,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import tyro
-from benchmarks.rollout import NEVER, elapsed, medians, shown
+from benchmarks.rollout import NEVER, medians, shown
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
@@ -136,6 +137,13 @@ def main(args: Args) -> None:
                 figures |= shown({f"{part}_{subject.name}_{key}": value for key, value in measured.items()})
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """Seconds that this process spent computing, all its threads together."""
+    began = time.process_time()
+    function()
+    return time.process_time() - began
 
 
 # What is measured: a model, and an oracle's trajectories in its tokens.
@@ -239,9 +247,9 @@ def measure_update(subject: Subject, args: Args) -> Figures:
 
     rounds: list[dict[str, float]] = []
     for _ in range(subject.rounds):
-        seconds = elapsed(ours)
-        plain = elapsed(lambda: bare_loop(model, batch.rows, args.micro_batch_tokens, plain_loss))
-        frugal = elapsed(lambda: bare_loop(model, batch.rows, args.micro_batch_tokens, frugal_loss))
+        seconds = cpu_seconds(ours)
+        plain = cpu_seconds(lambda: bare_loop(model, batch.rows, args.micro_batch_tokens, plain_loss))
+        frugal = cpu_seconds(lambda: bare_loop(model, batch.rows, args.micro_batch_tokens, frugal_loss))
         rounds.append(
             {
                 "tokens_per_second": tokens / seconds,
@@ -338,8 +346,8 @@ def measure_scoring(subject: Subject, args: Args) -> Figures:
         for _ in range(subject.rounds):
             measured = {}
             for kind, requests in kinds.items():
-                alone = elapsed(partial(score_targets, model, requests, share=False))
-                measured[f"{turns}_turns_{kind}_speedup"] = alone / elapsed(partial(score_targets, model, requests))
+                alone = cpu_seconds(partial(score_targets, model, requests, share=False))
+                measured[f"{turns}_turns_{kind}_speedup"] = alone / cpu_seconds(partial(score_targets, model, requests))
             rounds.append(measured)
         figures |= medians(rounds)
     return figures
@@ -444,9 +452,9 @@ def our_steps(subject: Subject, args: Args, prompts: Sequence[tuple[int, ...]]) 
     steps = Steps([], [], sum(map(len, tries)), len(tries) * args.trl_response_tokens)
     for step in range(subject.rounds):
         rows = [Row(prompt, args.trl_response_tokens, step * len(tries) + place) for place, prompt in enumerate(tries)]
-        began = time.perf_counter()
+        began = time.process_time()
         sampled = sample_rows(model, rows, NEVER)
-        middle = time.perf_counter()
+        middle = time.process_time()
         made = [
             replace(example, turns=(turn_of(example.turns[0], *pair),), reward=float(place % 2))
             for place, pair in enumerate(zip(rows, sampled, strict=True))
@@ -454,7 +462,7 @@ def our_steps(subject: Subject, args: Args, prompts: Sequence[tuple[int, ...]]) 
         batch = make_batch([Group(example.task, group) for group in batched(made, args.trl_group_size)])
         update(model, optimizer, schedule, batch, config, reference=None, generator=torch.Generator().manual_seed(0))
         steps.sampling_seconds.append(middle - began)
-        steps.step_seconds.append(time.perf_counter() - began)
+        steps.step_seconds.append(time.process_time() - began)
     return steps
 
 

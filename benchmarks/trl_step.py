@@ -1,4 +1,4 @@
-"""Training steps of TRL's GRPOTrainer, timed. `benchmarks.training` starts it in an environment with TRL.
+"""Training steps of TRL's GRPOTrainer, in processor time. `benchmarks.training` starts it in an environment with TRL.
 
 It reads its settings as JSON from stdin and writes its figures as the last line of stdout. Nothing of
 this project is imported, so TRL's environment needs nothing of it.
@@ -64,7 +64,7 @@ def every_other_is_right(completions: list[str], **_: Any) -> list[float]:
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]  # unknown where TRL is not installed
-    """Notes when each step begins and when its samples are there, and how many tokens it had."""
+    """Notes the processor time when each step begins and when its samples are there, and how many tokens it had."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -73,9 +73,9 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]  # unknown where TRL is n
         self.prompt_tokens = self.response_tokens = 0
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        self.began.append(time.perf_counter())
+        self.began.append(time.process_time())
         inputs = super()._prepare_inputs(generation_batch)
-        self.sampled.append(time.perf_counter())
+        self.sampled.append(time.process_time())
         self.prompt_tokens = int(inputs["prompt_mask"].sum())
         self.response_tokens = int(inputs["completion_mask"].sum())
         return inputs
