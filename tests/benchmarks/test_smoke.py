@@ -20,8 +20,8 @@ from mempo.retrieval.index import build_index
 
 pytestmark = pytest.mark.slow
 
-# `learning` has a file of its own.
-TESTED = {"context", "learning", "retrieval", "retrieval_quality", "rollout", "runlog", "text", "training"}
+# `learning` and `smollm2` have files of their own.
+TESTED = {"context", "learning", "retrieval", "retrieval_quality", "rollout", "runlog", "smollm2", "text", "training"}
 STARTED_BY_OTHERS = {"plain_server", "trl_step"}
 
 
