@@ -115,7 +115,10 @@ def run_all(args: Args) -> None:
 
 
 def run(words: Words) -> None:
-    """A command with one thread; its time and its peak of memory are written down."""
+    """A command with one thread; its time and its peak of memory are written down.
+
+    The peak counts from before the command replaces its copy of this process: a smaller one than ours cannot be seen.
+    """
     print(f"$ {shlex.join(words)}", flush=True)
     started = time.perf_counter()
     process = subprocess.Popen(_executable(words), env={**os.environ, "OMP_NUM_THREADS": "1"})
