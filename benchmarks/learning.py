@@ -15,6 +15,7 @@ The regimes `k4-*` start from what `make forgetful-k4` leaves (about half an hou
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing
 import random
 import sys
@@ -32,12 +33,13 @@ from unittest.mock import patch
 import torch
 import tyro
 
-from mempo.config import Config, MemoryConfig, load_config
+from mempo.config import Config, MemoryConfig, key_values, load_config
 from mempo.core import Group, MempoError, Trajectory, derive_seed
 from mempo.core.files import read_jsonl, render_json
 from mempo.data.teacher import Flaws, Teacher
 from mempo.data.world import ClosedWorld, Split, closed_worlds, facts_kept
 from mempo.env import SearchTool
+from mempo.policy.models import model_folder
 from mempo.retrieval.memory import MemoryRetriever
 from mempo.rewards.intervals import Interval, bootstrap_interval
 from mempo.rewards.memory import MemoryProbes
@@ -215,6 +217,8 @@ class Result:
     warnings: Sequence[str] = ()
     """Of the library's watch for a collapse, and what ended the run early."""
     seconds: float = 0.0
+    recipe: str = ""
+    """Of `recipe`: what the names in the cell stood for."""
 
     @property
     def start(self) -> Mapping[str, float]:
@@ -270,11 +274,22 @@ async def train(cell: Cell) -> Result:
                 evaluations.append(await examine(config, parts, update))
     curves = {key: [_rounded(metrics.get(key)) for metrics in history] for key in CURVES}
     known = {key: values for key, values in curves.items() if any(value is not None for value in values)}
-    return Result(cell, git_revision(), known, evaluations, warnings, round(time.perf_counter() - started, 1))
+    seconds = round(time.perf_counter() - started, 1)
+    return Result(cell, git_revision(), known, evaluations, warnings, seconds, recipe(config))
 
 
 def settings(cell: Cell) -> Config:
     return load_config("demo", ["--seed", str(cell.seed), *PLAIN, *cell.overrides])
+
+
+def recipe(config: Config) -> str:
+    """Tells settings and starting weights apart that bear the same names: presets and cold starts change."""
+    defaults = key_values(Config())
+    # The weights stand for the model's path, which is another one on another machine.
+    changed = {key: v for key, v in key_values(config).items() if v != defaults[key] and key != "model.path"}
+    digest = hashlib.sha256(render_json(changed).encode())
+    digest.update((Path(model_folder(config.model.path)) / "model.safetensors").read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def make_parts(config: Config, cell: Cell) -> RunParts:
@@ -414,7 +429,13 @@ def run_in_process(cell: Cell) -> Result:
 
 def run_all(cells: Sequence[Cell], out: Path, workers: int) -> None:
     """Run what the file does not hold, and append each result as soon as it is there."""
-    missing = [cell for cell in cells if cell not in read_results(out)]
+    known = read_results(out)
+    missing = [cell for cell in cells if cell not in known]
+    if other := [cell for cell in cells if cell in known and known[cell].recipe != recipe(settings(cell))]:
+        raise SystemExit(
+            f"{len(other)} runs of {out}, e.g. {other[0].arm} in {other[0].regime}, had other settings or other "
+            "starting weights than these names stand for now: use another --out"
+        )
     print(f"{len(cells) - len(missing)} of {len(cells)} runs are in {out}", file=sys.stderr)
     if not missing:
         return

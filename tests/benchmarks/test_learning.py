@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from benchmarks.learning import ARMS, GRPO, REGIMES, Args, Cell, Result
 from benchmarks import learning
 from mempo.config import load_config
 from mempo.core import Group, Objective, StopReason, Task, Trajectory, Turn
+from mempo.core.files import render_json
 
 TASK = Task("t", (Objective("Who?", ("Homer",)),))
 
@@ -107,6 +108,19 @@ def test_every_arm_and_every_regime_is_a_valid_config() -> None:
     regimes = learning.plan(Args(Path("results.jsonl"), arms=("visible-kl-1",), regimes=prepared, seeds=(3,)))
     assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO}
     assert {learning.settings(cell).rollout.group_size for cell in regimes} == {4, 8}
+
+
+def test_runs_of_other_settings_or_weights_than_the_names_stand_for_now_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    args = Args(out, arms=(GRPO,), seeds=(0,))
+    cell = learning.plan(args)[0]
+    now = learning.recipe(learning.settings(cell))
+    out.write_text(render_json(asdict(replace(result(0, [0.1, 0.2]), cell=cell, recipe=now))) + "\n")
+    learning.main(args)  # it is there
+    out.write_text(out.read_text().replace(now, "another"))
+    with pytest.raises(SystemExit, match=r"1 runs of .*grpo in k2-g8, had other settings or other starting weights"):
+        learning.main(args)
+    assert learning.recipe(learning.settings(replace(cell, overrides=()))) != now
 
 
 def test_the_guarded_preset_is_the_arm_that_was_measured() -> None:
