@@ -120,7 +120,10 @@ ARMS: Mapping[str, Arm] = {
     "fade-1": Arm(memory_arm(1, "prefix", *FADE)),
     "fade-visible-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR)),
     "fade-previous-1": Arm(memory_arm(1, "previous_memory", *FADE, *TURN, *FLOOR)),
-    # ... and counts only where the outcome tells trajectories apart.
+    "fade-visible-0.3": Arm(memory_arm(0.3, "visible", *FADE, *TURN, *FLOOR)),
+    # ... and a memory that leads to a malformed turn is worth nothing;
+    "fade-strict-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, "--memory.require-format", "True")),
+    # ... or counts only where the outcome tells trajectories apart.
     "fade-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *MIXED)),
     "previous-1": Arm(memory_arm(1, "previous_memory")),
     "none-1": Arm(memory_arm(1, "none")),

@@ -226,8 +226,14 @@ class MemoryConfig:
     """Which gold alias is scored."""
     length_penalty: NonNegative = 0.0
     """Subtracted from R^M for each token of the memory; 0 as in the paper."""
+    require_format: bool = False
+    """Whether one malformed turn makes P 0 for all memories of its trajectory, as `reward.require_format` does R^T."""
     batch_tokens: Positive = 16384
     """Tokens of one forward pass while scoring."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.require_format and self.value == "log_probability":
+            yield Problem("require_format", 'needs value = "probability": P of 0 has no logarithm')
 
 
 @dataclass(frozen=True)

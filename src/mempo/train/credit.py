@@ -36,6 +36,7 @@ def with_memory_rewards(
 ) -> list[Group]:
     """The groups with P(answer | memory), the baseline and R^M on every turn that has a memory.
 
+    With `memory.require_format` trajectories need their scores, as `with_outcomes` gives them.
     Each trajectory also gets the score `worst_gold_token`, a mean over its memories, where it has one.
     All requests of all trajectories go to the scorer at once, equal ones once.
     Raises ValueError for a log-prob that is missing or not finite: exp(0) would be a perfect reward.
@@ -55,11 +56,12 @@ def with_memory_rewards(
 
     def credited(trajectory: Trajectory) -> Trajectory:
         turns = zip(trajectory.turns, asked[id(trajectory)], strict=True)
+        worthless = config.require_format and not trajectory.scores["format"]
         worst = [values.worst_token(turn.memory) for turn in asked[id(trajectory)] if turn.memory is not None]
         scores = {"worst_gold_token": sum(worst) / len(worst)} if worst else {}
         return dataclasses.replace(
             trajectory,
-            turns=tuple(_credited(turn, probe, values, config) for turn, probe in turns),
+            turns=tuple(_credited(turn, probe, values, config, worthless) for turn, probe in turns),
             scores={**trajectory.scores, **scores},
         )
 
@@ -88,11 +90,12 @@ class ProbeValues:
         return math.exp(max(min(self._logprobs[request]) for request in probe.requests))
 
 
-def _credited(turn: Turn, probe: TurnProbes, values: ProbeValues, config: MemoryConfig) -> Turn:
+def _credited(turn: Turn, probe: TurnProbes, values: ProbeValues, config: MemoryConfig, worthless: bool) -> Turn:
     if probe.memory is None:
         return turn
     kind: AnswerValue = "logprob" if config.value == "log_probability" else "probability"
-    reward = values.value(probe.memory, kind) - (values.value(probe.baseline, kind) if probe.baseline else 0.0)
+    value = 0.0 if worthless else values.value(probe.memory, kind)
+    reward = value - (values.value(probe.baseline, kind) if probe.baseline else 0.0)
     return dataclasses.replace(
         turn,
         memory_probability=values.value(probe.memory),

@@ -190,6 +190,10 @@ def test_case_58_prompt_and_response_must_fit_the_model_and_the_message_has_the_
         ),
         ("[train]\nmini_batches = 129", ["train.mini_batches = 129", "batch_tasks (128)"]),
         ("[eval]\nevery_batches = 5", ["eval.every_batches = 5", "held-out tasks"]),
+        (
+            '[memory]\nrequire_format = true\nvalue = "log_probability"',
+            ["memory.require_format", 'needs value = "probability"'],
+        ),
         ('[advantage]\ngates = ["mixed_groups", "mixed_groups"]', ["advantage.gates", "twice"]),
         ("[model.tiny]\nwidth = 81", ["model.tiny.width = 81", "heads (5)"]),
         ('[model.lora]\nadapter = "a"', ["model.lora.adapter", "model.lora.rank"]),

@@ -83,6 +83,15 @@ def test_the_value_can_be_a_log_probability() -> None:
     assert good.memory_probability == pytest.approx(0.5), "what is reported stays a probability"
 
 
+def test_memories_of_a_malformed_trajectory_are_worth_nothing_where_the_format_is_required() -> None:
+    whole = Trajectory(TASK, 0, (turn(0, "Rome"),), StopReason.ANSWERED, 0, scores={"format": 1.0})
+    malformed = dataclasses.replace(whole, rollout=1, scores={"format": 0.0})
+    good, bad = rewarded([Group(TASK, (whole, malformed))], baseline="no_memory", require_format=True)
+    assert [good.memory_reward, bad.memory_reward] == pytest.approx([0.5 - 0.2, 0 - 0.2])
+    assert good.memory_probability == bad.memory_probability == pytest.approx(0.5)  # what is reported stays P
+    assert rewarded([Group(TASK, (malformed,))], baseline="no_memory")[0].memory_reward == pytest.approx(0.3)
+
+
 def test_case_80_length_costs_nothing_unless_it_is_asked_for() -> None:
     groups = [group(turn(0, "Rome", 50)), group(turn(0, "Rome", 800))]
     short, long = rewarded(groups, baseline="no_memory")
