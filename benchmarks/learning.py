@@ -69,7 +69,8 @@ class Arm(NamedTuple):
     kind: Literal["rl", "shuffled", "sft"] = "rl"
 
 
-PLAIN = ("--advantage.alpha-schedule", "constant", "--advantage.statistics", "group", "--advantage.std-floor", "0.001")
+PLAIN = ("--advantage.alpha-schedule", "constant", "--advantage.statistics", "group", "--advantage.std-floor", "0.001",
+         "--memory.require-format", "False")  # fmt: skip
 """The paper's, where the preset `demo` has another value."""
 
 
@@ -282,7 +283,8 @@ async def train(cell: Cell) -> Result:
 
 
 def settings(cell: Cell) -> Config:
-    return load_config("demo", ["--seed", str(cell.seed), *PLAIN, *cell.overrides])
+    own = ("--seed", str(cell.seed), "--train.max-batches", str(cell.updates))
+    return load_config("demo", [*own, *PLAIN, *cell.overrides])
 
 
 def recipe(config: Config) -> str:
@@ -321,7 +323,7 @@ Step = Callable[[], Awaitable[Mapping[str, float]]]
 
 
 def reinforcing(config: Config, parts: RunParts) -> Step:
-    trainer = make_trainer(replace(config, train=replace(config.train, max_batches=None)), parts)
+    trainer = make_trainer(config, parts)
 
     async def step() -> Mapping[str, float]:
         return batch_metrics(await trainer.train_batch())

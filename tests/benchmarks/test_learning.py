@@ -124,7 +124,7 @@ def test_runs_of_other_settings_or_weights_than_the_names_stand_for_now_are_refu
 
 
 def test_the_guarded_preset_is_the_arm_that_was_measured() -> None:
-    measured = learning.settings(learning.plan(Args(Path("results.jsonl"), arms=("fade-visible-1",), seeds=(0,)))[0])
+    measured = learning.settings(learning.plan(Args(Path("results.jsonl"), arms=("fade-strict-1",), seeds=(0,)))[0])
     guarded = load_config("guarded")
     assert (guarded.advantage, guarded.memory) == (measured.advantage, measured.memory)
 

@@ -54,7 +54,7 @@ class Args:
     """Folder for the world, the indexes and the runs; it must not hold an earlier demo."""
     seed: int = 0
     """Seed of the world and of training."""
-    batches: int = 30
+    batches: int = 60
     """Optimiser steps of each training."""
     tasks: Annotated[int, tyro.conf.arg(metavar="N")] = 200
     """Unseen tasks to evaluate on."""
