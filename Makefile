@@ -49,7 +49,7 @@ demo: install
 	rm -rf runs/demo
 	$(BIN)/mempo demo --out runs/demo
 
-# The demo's policy from nothing, in two lessons, to runs/forgetful/second/sft/final: about twelve minutes of one core.
+# The demo's policy from nothing, in two lessons, to runs/forgetful/second/sft/final: about fourteen minutes of one core.
 forgetful: FOLDER = runs/forgetful
 forgetful: install
 	$(BIN)/mempo data world --mode closed --split train --seed 0 --tasks 7000 --out $(FOLDER)/world
