@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import multiprocessing
+import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -432,6 +434,18 @@ def run_in_process(cell: Cell) -> Result:
     return asyncio.run(train(cell))
 
 
+def end_with_parent() -> None:
+    """Make a worker end when its parent is killed: nobody would write its result down."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def run_all(cells: Sequence[Cell], out: Path, workers: int) -> None:
     """Run what the file does not hold, and append each result as soon as it is there."""
     known = read_results(out)
@@ -448,7 +462,7 @@ def run_all(cells: Sequence[Cell], out: Path, workers: int) -> None:
     with (
         open(out, "a", encoding="utf-8") as file,
         # Spawned, not forked: torch's threads do not survive a fork.
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool,
     ):
         if file.tell() and out.read_bytes()[-1:] != b"\n":
             file.write("\n")  # the last line was cut: it stays alone, and its run is done again

@@ -201,12 +201,18 @@ def _convert(key: str, value: Any, hint: Any, origin: str) -> Any:
         raise ConfigError(f"{_shown(key, value, origin)}: expected {describe(hint)}") from error
     if isinstance(found, float) and not math.isfinite(found):  # TOML and tyro know `inf`; no setting means it
         raise ConfigError(f"{_shown(key, value, origin)}: expected {describe(hint)}, and finite")
+    if any("\0" in text for text in _strings(found)):  # no file name, no address and no prompt may hold one
+        raise ConfigError(f"{_shown(key, value, origin)}: expected {describe(hint)}, without the character NUL")
     return found
 
 
+def _strings(value: Any) -> list[str]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [text for text in values if isinstance(text, str)]
+
+
 def _paths(value: Any, rule: InputPath) -> list[str]:
-    strings = [value] if isinstance(value, str) else list(value or ())
-    return [path for path in strings if not rule.or_name or path.startswith(("./", "../", "/"))]
+    return [path for path in _strings(value) if not rule.or_name or path.startswith(("./", "../", "/"))]
 
 
 def _absolute(value: Any, rule: InputPath, folder: Path) -> Any:

@@ -32,6 +32,7 @@ class InputPath(NamedTuple):
 
 TaskFile = Annotated[str, InputPath("make it with `mempo data compose` or `mempo data convert`")]
 Positive = Annotated[int, Meta(ge=1)]
+Small = Annotated[int, Meta(ge=1, le=4096)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -64,11 +65,11 @@ class LoraConfig:
 class TinyModelConfig:
     """A randomly initialised Llama, used where `model.path` is `tiny`."""
 
-    width: Positive = 80
+    width: Small = 80
     """Size of a hidden state; a multiple of `heads`."""
-    layers: Positive = 3
+    layers: Small = 3
     """Number of decoder layers."""
-    heads: Positive = 5
+    heads: Small = 5
     """Attention heads of a layer."""
     mimetic: bool = False
     """Start attention as trained models end up: copying is learned in about half the steps."""

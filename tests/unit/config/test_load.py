@@ -359,6 +359,17 @@ def test_numbers_that_are_not_finite_are_refused_in_a_file_and_on_the_command_li
         load_config("paper", [f"--advantage.alpha={value}"])
 
 
+def test_a_nul_is_refused_wherever_a_text_may_stand(tmp_path: Path) -> None:
+    for line in ('run_dir = "a\\u0000b"', 'tasks.files = ["a.jsonl", "b\\u0000"]'):
+        with pytest.raises(ConfigError, match=r"\(run\.toml\): expected a .*, without the character NUL"):
+            load_config(write(tmp_path, line + "\n"))
+
+
+def test_a_tiny_model_that_no_machine_could_hold_is_refused_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"model\.tiny\.width = 5000000 .*at most 4096"):
+        load_config("tiny", ["--model.tiny.width", "5000000"])
+
+
 def test_brackets_without_end_are_no_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.toml is not TOML"):
         load_config(write(tmp_path, "seed = " + "[" * 20_000 + "]" * 20_000))
