@@ -24,8 +24,8 @@ from mempo.config import (
     render_toml,
 )
 
-# TOML holds every character but surrogates; paths may not hold NUL, and a leading "." makes one of a model's name.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+# TOML holds every character but surrogates; no setting may hold NUL, and a leading "." makes one of a model's name.
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 floats = st.floats(0, 1e30, exclude_min=True)
 configs = st.builds(
     Config,
