@@ -93,6 +93,7 @@ MIXED = ("--advantage.gates", "mixed_groups")
 FADE = ("--advantage.alpha-schedule", "linear")
 FLOOR = ("--advantage.std-floor", "0.1")
 TURN = ("--advantage.statistics", "turn_index")
+STRICT = ("--memory.require-format", "True")
 CLONE = ("--sft.optimizer.learning-rate", "5e-4", "--sft.optimizer.schedule", "constant", "--sft.epochs", "2",
          "--sft.optimizer.warmup-steps", "0", "--sft.heldout-share", "0")  # fmt: skip
 
@@ -125,7 +126,7 @@ ARMS: Mapping[str, Arm] = {
     "fade-previous-1": Arm(memory_arm(1, "previous_memory", *FADE, *TURN, *FLOOR)),
     "fade-visible-0.3": Arm(memory_arm(0.3, "visible", *FADE, *TURN, *FLOOR)),
     # ... and a memory that leads to a malformed turn is worth nothing;
-    "fade-strict-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, "--memory.require-format", "True")),
+    "fade-strict-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT)),
     # ... or counts only where the outcome tells trajectories apart.
     "fade-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *MIXED)),
     "previous-1": Arm(memory_arm(1, "previous_memory")),
@@ -135,6 +136,7 @@ ARMS: Mapping[str, Arm] = {
     "no-memory-0.3": Arm(memory_arm(0.3, "no_memory")),
     "no-memory-1": Arm(memory_arm(1, "no_memory")),
     "shuffled-1": Arm(memory_arm(1), "shuffled"),
+    "strict-shuffled-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT), "shuffled"),
     # One step an update, on as many teacher trajectories of the same tasks as RL samples:
     "sft": Arm((*CLONE, "--sft.keep-wrong-share", "1", "--sft.probe-share", "0.25"), "sft"),
     # ... and on the right ones of them only.
@@ -398,7 +400,17 @@ async def examine(config: Config, parts: RunParts, updates: int) -> dict[str, fl
         **{key: round(scores[key], 5) for key in EVALUATED if key in scores},
         "facts_kept": round(fmean(facts_kept(t.turns[-1].memory, t.task) if t.turns else 0.0 for t in found), 5),
         "memory_probability": round(fmean(turn.memory_probability or 0.0 for turn in last), 5) if last else 0.0,
+        **exact_by_searches(found),
     }
+
+
+def exact_by_searches(found: Sequence[Trajectory]) -> dict[str, float]:
+    """`exact` of the tasks that take 2 searches, 3, and so on: how far a memory has to carry."""
+    of_searches: dict[int, list[float]] = {}
+    for trajectory in found:
+        searches = sum(len(objective.supporting_titles) for objective in trajectory.task.objectives)
+        of_searches.setdefault(searches, []).append(trajectory.scores["exact"])
+    return {f"exact/{searches}": round(fmean(values), 5) for searches, values in sorted(of_searches.items())}
 
 
 def _rounded(value: float | None) -> float | None:

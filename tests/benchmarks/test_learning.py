@@ -194,3 +194,15 @@ def same(run: Result) -> Result:
     """All of a run but its times."""
     curves = {key: values for key, values in run.curves.items() if not key.startswith("seconds/")}
     return replace(run, curves=curves, seconds=0.0, commit=None)
+
+
+def test_right_tasks_are_also_counted_by_how_many_searches_they_take() -> None:
+    def found(titles: Sequence[int], exact: float) -> Trajectory:
+        objectives = tuple(
+            Objective("Who?", ("Homer",), tuple(f"{number}-{place}" for place in range(count)))
+            for number, count in enumerate(titles)
+        )
+        return Trajectory(Task("t", objectives), 0, (), StopReason.ANSWERED, 0, scores={"exact": exact})
+
+    counted = learning.exact_by_searches([found([1, 2], 1.0), found([2, 1], 0.0), found([1, 1], 1.0)])
+    assert counted == {"exact/2": 1.0, "exact/3": 0.5}
