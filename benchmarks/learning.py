@@ -136,7 +136,9 @@ ARMS: Mapping[str, Arm] = {
     "no-memory-0.3": Arm(memory_arm(0.3, "no_memory")),
     "no-memory-1": Arm(memory_arm(1, "no_memory")),
     "shuffled-1": Arm(memory_arm(1), "shuffled"),
+    # Controls: the guarded credit paid for other memories, and no credit but more variety in the tries.
     "strict-shuffled-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT), "shuffled"),
+    "grpo-hot": Arm(("--advantage.alpha", "0", "--rollout.temperature", "1.3")),
     # One step an update, on as many teacher trajectories of the same tasks as RL samples:
     "sft": Arm((*CLONE, "--sft.keep-wrong-share", "1", "--sft.probe-share", "0.25"), "sft"),
     # ... and on the right ones of them only.
@@ -151,13 +153,14 @@ REGIMES: Mapping[str, Regime] = {
     "k2-g8": Regime(2),
     "k2-g4": Regime(2, G4),
     "k2-scarce": Regime(2, ("--train.batch-tasks", "2")),
+    # Frequent rewards: each right answer counts.
+    "k2-mean": Regime(2, ("--reward.correctness", "mean_em")),
     # Two hops in every question: four facts to find in six turns.
     "k2-hops": Regime(2, hops=(2,)),
     # The bundled cold start knows two questions only and writes no whole turn of three: these have their own.
     # Rare rewards: all four answers must be right.
     "k4-g8": Regime(4, SOLID),
     "k4-g4": Regime(4, (*SOLID, *G4)),
-    # Frequent rewards: each right answer counts.
     "k4-mean": Regime(4, (*SOLID, "--reward.correctness", "mean_em")),
 }
 
