@@ -59,7 +59,7 @@ forgetful: install
 	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/second --sft.files $(FOLDER)/teacher.jsonl \
 		--model.path ./$(FOLDER)/first/sft/final --seed 1 --sft.epochs 3 $(GO_ON) 2e-3
 
-# The same for tasks of four questions (benchmarks/learning.py), in three lessons on worlds of their own.
+# The same for tasks of four questions, in three lessons on worlds of their own; benchmarks/forgetful_k4 is what it left.
 forgetful-k4: FOLDER = runs/forgetful-k4
 forgetful-k4: LONG = --rollout.max-turns 12 --rollout.max-response-tokens 160
 forgetful-k4: install

@@ -9,7 +9,9 @@ interrupted goes on. All arms of one seed start from the same weights, meet the 
 order and draw from the same seeds: differences are taken pair by pair. Each run is one process with
 one thread and repeats bit for bit. Retrievers are in memory, one for training and one for evaluation.
 
-The regimes `k4-*` start from what `make forgetful-k4` leaves (about half an hour of one core).
+The regimes `k2-*` start from the policy that comes with the package, `k4-*` from the one in
+benchmarks/forgetful_k4, which `make forgetful-k4` left (about half an hour of one core; another
+machine's arithmetic may end in other weights).
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ ARMS: Mapping[str, Arm] = {
 }
 
 LONG = ("--rollout.max-turns", "12", "--rollout.max-response-tokens", "160")
-SOLID = (*LONG, "--model.path", "./runs/forgetful-k4/third/sft/final", "--train.batch-tasks", "4")
+SOLID = (*LONG, "--model.path", "./benchmarks/forgetful_k4", "--train.batch-tasks", "4")
 G4 = ("--rollout.group-size", "4")
 
 REGIMES: Mapping[str, Regime] = {

@@ -83,8 +83,7 @@ def commands(args: Args) -> list[Words]:
         (*me, "untrained"),
         (*me, "instructed"),
         ("mempo", "sft", CONFIG),
-        ("mempo", "train", CONFIG, "--model.path", CLONED, "--reward.correctness", "mean_f1", "--loss.kl-beta", "0",
-         "--train.max-batches", "2"),
+        ("mempo", "train", CONFIG, "--model.path", CLONED),
         (*me, "cloned"),
         (*me, "trained"),
     ]  # fmt: skip
@@ -306,6 +305,10 @@ BATCH: Mapping[str, str] = {
 }  # fmt: skip
 
 
+WINDOW = 6
+"""Batches of RL to a column of the report."""
+
+
 def print_report() -> None:
     """Markdown tables of what is there: grades, batches, costs."""
     grades = read_grades()
@@ -322,10 +325,12 @@ def print_report() -> None:
         print()
     if (RUN / "run.jsonl").exists():
         batches = read_runlog(RUN / "run.jsonl").metrics()
-        _row("batch", *map(str, batches))
-        _row("---", *["--:"] * len(batches))
+        windows = [list(batches)[start : start + WINDOW] for start in range(0, len(batches), WINDOW)]
+        _row("means of batches", *(f"{window[0]} to {window[-1]}" for window in windows))
+        _row("---", *["--:"] * len(windows))
         for key, form in BATCH.items():
-            _row(key, *("" if key not in values else format(values[key], form) for values in batches.values()))
+            of_window = [[batches[step][key] for step in window if key in batches[step]] for window in windows]
+            _row(key, *(format(fmean(values), form) if values else "" for values in of_window))
         print()
     _row("command", "seconds", "of processor", "peak MiB")
     _row("---", *["--:"] * 3)
