@@ -141,6 +141,8 @@ ARMS: Mapping[str, Arm] = {
     # Controls: the guarded credit paid for other memories, and no credit but more variety in the tries.
     "strict-shuffled-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT), "shuffled"),
     "grpo-hot": Arm(("--advantage.alpha", "0", "--rollout.temperature", "1.3")),
+    # A quarter of the groups from the four batches before.
+    "grpo-replay": Arm(("--advantage.alpha", "0", "--replay.batches", "4")),
     # One step an update, on as many teacher trajectories of the same tasks as RL samples:
     "sft": Arm((*CLONE, "--sft.keep-wrong-share", "1", "--sft.probe-share", "0.25"), "sft"),
     # ... and on the right ones of them only.

@@ -110,7 +110,7 @@ def test_an_arm_that_is_not_known_is_named() -> None:
 def test_every_arm_and_every_regime_is_a_valid_config() -> None:
     arms = learning.plan(Args(Path("results.jsonl"), seeds=(3,)))
     regimes = learning.plan(Args(Path("results.jsonl"), arms=("visible-kl-1",), regimes=tuple(REGIMES), seeds=(3,)))
-    assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO, "grpo-hot"}
+    assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO, "grpo-hot", "grpo-replay"}
     assert {learning.settings(cell).rollout.group_size for cell in regimes} == {4, 8}
 
 
