@@ -1,12 +1,22 @@
 """Does every operator and constant of `mempo.algo` matter to a test?
 
-    python tests/mutation/mutate_algo.py                      all mutants, one CPU second each
+    python tests/mutation/mutate_algo.py                      all mutants, a few seconds of a core each
     python tests/mutation/mutate_algo.py --module memory      those of one file
-    python tests/mutation/mutate_algo.py --sample 20          a few, drawn with --seed
+    python tests/mutation/mutate_algo.py --sample 20          a few, others after each commit
+    python tests/mutation/mutate_algo.py --sample 20 --seed 7 the same ones again
 
 Each mutant is one small change to one file (`+` for `-`, `<` for `<=`, 2 for 1, any for all, ...). It
-lives in a copy of the package, so that runs do not disturb each other, and is killed if a test in
-`tests/unit/algo` fails. Survivors are printed, and the exit status is 1 if one is not in EQUIVALENT.
+lives in a copy of the package, so that runs do not disturb each other, and ends in one of four ways:
+
+- killed: a test in `tests/unit/algo` fails;
+- timed out: its tests took many times the processor time of the unchanged code. That is a change that
+  anybody would notice, an endless loop for instance, so it does not count as a survivor;
+- survived: all tests pass. Survivors are printed;
+- undecided: nothing was learned about it, since its tests used neither up their processor time nor ended
+  within a generous wait (a machine that is busy with something else), or the system ended them.
+
+The exit status is 1 if a survivor is not in EQUIVALENT, and 2 if no mutant was tried to the end or the
+tests fail on the unchanged code.
 """
 
 from __future__ import annotations
@@ -14,10 +24,13 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import datetime
 import os
 import random
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,9 +38,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_PER_MUTANT = 180
+
+Verdict = Literal["killed", "timed out", "survived", "undecided"]
+
+UNCHANGED_PROCESSOR_SECONDS = 300
+"""Limit of the first run, over the unchanged code; those of mutants follow from what it took."""
+WALL_PER_PROCESSOR_SECOND = 20
+"""How long is waited for a second of processor time, so that a busy machine decides nothing."""
 
 EQUIVALENT: dict[str, str] = {
     "groups.py:deviations: 1 -> 2": "a group of one lies at its own lowest value, so its mean is 0 over anything",
@@ -154,8 +174,11 @@ def _change(node: ast.AST, change: int) -> None:
             node.attr = NAMES[name]
 
 
-def survives(mutant: Mutant | None, snapshot: Path) -> bool:
-    """Run the tests in a fork of this process, over a copy of the snapshot; None is the unchanged code."""
+def try_mutant(mutant: Mutant | None, snapshot: Path, processor_seconds: int) -> tuple[Verdict, float]:
+    """Run the tests in a fork of this process, over a copy of the snapshot; None is the unchanged code.
+
+    Returns the verdict and the processor seconds that were used.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
         shutil.copytree(snapshot, folder, dirs_exist_ok=True)
@@ -165,9 +188,27 @@ def survives(mutant: Mutant | None, snapshot: Path) -> bool:
             first = [str(path) for path in folder.glob(f"tests/test_{Path(mutant.file).stem}.py")]
         child = os.fork()
         if child == 0:
+            _limit(processor_seconds)
             _run_tests(folder, first)
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status) == 0
+        _, status, used = os.wait4(child, 0)
+        return verdict_of(os.waitstatus_to_exitcode(status)), used.ru_utime + used.ru_stime
+
+
+def verdict_of(exit_code: int) -> Verdict:
+    """What the end of a child says about its mutant; negative codes are signals."""
+    if exit_code == 0:
+        return "survived"
+    if exit_code == -signal.SIGXCPU:
+        return "timed out"
+    if exit_code in (-signal.SIGALRM, -signal.SIGKILL, -signal.SIGTERM):  # SIGKILL: the machine was out of memory
+        return "undecided"
+    return "killed"
+
+
+def _limit(processor_seconds: int) -> None:
+    """Processor time decides; the alarm only ends what waits for ever."""
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_seconds, processor_seconds + 5))
+    signal.alarm(processor_seconds * WALL_PER_PROCESSOR_SECOND)
 
 
 def _take_snapshot(folder: Path) -> None:
@@ -179,10 +220,9 @@ def _take_snapshot(folder: Path) -> None:
 
 
 def _run_tests(folder: Path, first: Sequence[str]) -> None:
-    """The life of a forked child: it ends with pytest's exit status, or by the alarm."""
+    """The life of a forked child: it ends with pytest's exit status, or by a signal."""
     import pytest
 
-    signal.alarm(SECONDS_PER_MUTANT)
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -222,12 +262,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--module", help="only this file, e.g. memory")
     parser.add_argument("--sample", type=int, help="only so many mutants")
     parser.add_argument("--only", help="only the mutant of this name")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after so long")
+    parser.add_argument("--seed", type=int, help="of the sample; without it, one that follows from the commit")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after trying for so long")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args(argv)
 
+    if options.seed is None:
+        options.seed = _seed_of_today()
     with tempfile.TemporaryDirectory(prefix="snapshot-") as name:
         snapshot = Path(name)
         _take_snapshot(snapshot)
@@ -235,19 +277,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.list:
             print("\n".join(mutant.name for mutant in mutants))
             return 0
+        if options.sample is not None:
+            print(f"a sample: --sample {options.sample} --seed {options.seed} draws it again", flush=True)
         _preload()
-        start = time.monotonic()
-        if not survives(None, snapshot):
-            print("the tests fail on the unchanged code: mend them first")
+        verdict, used = try_mutant(None, snapshot, UNCHANGED_PROCESSOR_SECONDS)
+        if verdict != "survived":
+            print(f"the tests do not pass on the unchanged code ({verdict}): mend them first")
             return 2
-        survivors, tried = _survivors(mutants, snapshot, options.workers, start + options.seconds)
+        start = time.monotonic()  # what came before is not the mutants' time
+        limit = processor_limit(used)
+        verdicts = _verdicts(mutants, snapshot, options.workers, limit, start + options.seconds)
+    survivors = [name for name, verdict in verdicts if verdict == "survived"]
     unexpected = [name for name in survivors if name not in EQUIVALENT]
-    killed, equivalent = tried - len(survivors), len(survivors) - len(unexpected)
+    count = Counter(verdict for _, verdict in verdicts)
+    tried = len(verdicts) - count["undecided"]
     print(
-        f"{tried} of {len(mutants)} mutants tried in {time.monotonic() - start:.0f} s: "
-        f"{killed} killed, {equivalent} equivalent, {len(unexpected)} survived"
+        f"{tried} of {len(mutants)} mutants tried in {time.monotonic() - start:.0f} s, {limit} processor seconds each "
+        f"at most: {count['killed']} killed, {count['timed out']} timed out, "
+        f"{len(survivors) - len(unexpected)} equivalent, {len(unexpected)} survived, {count['undecided']} undecided"
     )
-    return 1 if unexpected else 0
+    if unexpected:
+        return 1
+    return 0 if tried else 2
+
+
+def processor_limit(unchanged_seconds: float) -> int:
+    """Many times what the unchanged code needs: a mutant that fails an example may well be slower."""
+    return 20 + round(5 * unchanged_seconds)
+
+
+def _seed_of_today() -> int:
+    """The commit, so that each has a sample of its own and its checks can be repeated; without git, the date."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return datetime.datetime.now(datetime.UTC).date().toordinal()
+    return int(commit[:8], 16)
 
 
 def _chosen(folder: Path, options: argparse.Namespace) -> list[Mutant]:
@@ -260,8 +326,10 @@ def _chosen(folder: Path, options: argparse.Namespace) -> list[Mutant]:
     return mutants
 
 
-def _survivors(mutants: Sequence[Mutant], snapshot: Path, workers: int, deadline: float) -> tuple[list[str], int]:
-    """The names of survivors, and how many mutants were tried before the deadline.
+def _verdicts(
+    mutants: Sequence[Mutant], snapshot: Path, workers: int, processor_seconds: int, deadline: float
+) -> list[tuple[str, Verdict]]:
+    """Name and verdict of each mutant that was begun before the deadline.
 
     Each worker is a fork that takes every n-th mutant and writes a line for each to a pipe.
     """
@@ -273,10 +341,11 @@ def _survivors(mutants: Sequence[Mutant], snapshot: Path, workers: int, deadline
             with os.fdopen(write, "w", encoding="utf-8") as out:
                 for mutant in mutants[worker::workers]:
                     if time.monotonic() < deadline:
-                        survived = survives(mutant, snapshot)
-                        print("survived" if survived else "killed", mutant.name, file=out, flush=True)
-                        if survived:  # at once, for those who watch
-                            print("equivalent" if mutant.name in EQUIVALENT else "SURVIVED", mutant.name, flush=True)
+                        verdict, _ = try_mutant(mutant, snapshot, processor_seconds)
+                        print(f"{verdict}\t{mutant.name}", file=out, flush=True)
+                        if verdict != "killed":  # at once, for those who watch
+                            known = verdict == "survived" and mutant.name in EQUIVALENT
+                            print("equivalent" if known else verdict.upper(), mutant.name, flush=True)
             os._exit(0)
         os.close(write)
         pipes.append(read)
@@ -286,7 +355,8 @@ def _survivors(mutants: Sequence[Mutant], snapshot: Path, workers: int, deadline
             lines += verdicts.read().splitlines()
     for _ in range(workers):
         os.wait()
-    return [line.removeprefix("survived ") for line in lines if line.startswith("survived ")], len(lines)
+    pairs = (line.split("\t", 1) for line in lines)
+    return [(name, verdict) for verdict, name in pairs]  # type: ignore[misc]
 
 
 if __name__ == "__main__":
