@@ -594,6 +594,20 @@ def print_summary(results: Sequence[Result]) -> None:
         _row(arm, *cells, str(better), str(worse))
 
 
+def print_searches(results: Sequence[Result]) -> None:
+    """Where: `exact` at the end, by the searches that a task takes. Runs that did not count it are left out."""
+    counted = [result for result in results if any(key.startswith("exact/") for key in result.end)]
+    for regime in dict.fromkeys(result.cell.regime for result in counted):
+        here = [result for result in counted if result.cell.regime == regime]
+        keys = [key for key in here[0].end if key.startswith("exact/")]
+        print(f"\n{regime}, exact at the end, tasks of so many searches\n")
+        _row("arm", "seeds", *(key.removeprefix("exact/") for key in keys))
+        _row(*["---"] + ["--:"] * (len(keys) + 1))
+        for arm in dict.fromkeys(result.cell.arm for result in here):
+            runs = of_arm(here, arm)
+            _row(arm, str(len(runs)), *(f"{fmean(run.end[key] for run in runs):.2f}" for key in keys))
+
+
 SIGNALS: Mapping[str, str] = {
     "exact": "exact, sampled",
     "train/entropy": "entropy",
@@ -702,6 +716,7 @@ def main(args: Args) -> None:
     print(f"$ {' '.join(['python -m benchmarks.learning', *sys.argv[1:]])}")
     print_summary(results)
     print_report(results)
+    print_searches(results)
     print_signals(results)
     if args.plot is not None:
         draw(results, args.plot)

@@ -110,7 +110,11 @@ def test_an_arm_that_is_not_known_is_named() -> None:
 def test_every_arm_and_every_regime_is_a_valid_config() -> None:
     arms = learning.plan(Args(Path("results.jsonl"), seeds=(3,)))
     regimes = learning.plan(Args(Path("results.jsonl"), arms=("visible-kl-1",), regimes=tuple(REGIMES), seeds=(3,)))
-    assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {GRPO, "grpo-hot", "grpo-replay"}
+    assert {cell.arm for cell in arms if learning.settings(cell).advantage.alpha == 0} == {
+        GRPO,
+        "grpo-hot",
+        "grpo-replay",
+    }
     assert {learning.settings(cell).rollout.group_size for cell in regimes} == {4, 8}
 
 
@@ -205,3 +209,11 @@ def test_right_tasks_are_also_counted_by_how_many_searches_they_take() -> None:
 
     counted = learning.exact_by_searches([found([1, 2], 1.0), found([2, 1], 0.0), found([1, 1], 1.0)])
     assert counted == {"exact/2": 1.0, "exact/3": 0.5}
+
+
+def test_the_table_of_searches_leaves_out_runs_that_did_not_count_them(capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = result(0, [0.1, 0.2]), result(1, [0.1, 0.2])
+    new = replace(new, evaluations=[{**evaluation, "exact/2": 0.5, "exact/3": 0.25} for evaluation in new.evaluations])
+    learning.print_searches([old, new])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:] == ["| arm | seeds | 2 | 3 |", "| --- | --: | --: | --: |", "| grpo | 1 | 0.50 | 0.25 |"]
