@@ -24,11 +24,26 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_demo_shows_a_table_and_the_same_task_before_and_after(demo: tuple[Path, str]) -> None:
     _, shown = demo
-    for row in ("before", "before, all turns", "after GRPO", "after MemPO"):
-        assert f"│ {row}" in shown
+    for row in ("before", "before, all turns", "GRPO", "MemPO (guarded)", "MemPO, all turns"):
+        assert f"│ {row} " in shown or f"│ {row}│" in shown
     assert shown.count("right would be:") == 2
     before, after = shown.split("it forgets")[1].split("the same task")
     assert before.split("turn 1:")[0].split("question")[1:] == after.split("turn 1:")[0].split("question")[1:]
+
+
+def test_the_words_below_the_table_say_what_its_columns_and_rows_are(demo: tuple[Path, str]) -> None:
+    words = " ".join(demo[1].split("what was learned")[1].split())
+    assert "Both right: exact match of the whole answer of a task. EM, F1: means over the single answers." in words
+    assert "MemPO (guarded): the preset `guarded`" in words
+    assert "It never saw such a context in training" in words
+
+
+def test_contexts_of_all_turns_cost_more_tokens_in_the_largest_call(demo: tuple[Path, str]) -> None:
+    # PT, the third column from the right: two updates change little of how the policy searches.
+    rows = [line.strip("│").split("│") for line in demo[1].splitlines() if line.startswith("│")]
+    largest = {row[0].strip(): int(row[-3]) for row in rows}
+    assert largest["before, all turns"] > largest["before"]
+    assert largest["MemPO, all turns"] > largest["MemPO (guarded)"]
 
 
 def test_both_trainings_start_from_the_same_trajectories(demo: tuple[Path, str]) -> None:
