@@ -282,11 +282,6 @@ class Trajectory:
         """PT: the tokens of the largest single call."""
         return max((turn.usage.total_tokens for turn in self.turns), default=0)
 
-    @property
-    def response_tokens(self) -> int:
-        """|tau|: the tokens that the policy sampled, over all turns."""
-        return sum(sum(turn.response_mask) for turn in self.turns)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:

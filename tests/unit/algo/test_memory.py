@@ -1,4 +1,4 @@
-"""Memory rewards and advantages: cases 25, 27, 31, 80, every option, and invariants."""
+"""Memory rewards and advantages: cases 25, 31, 80, every option, and invariants."""
 
 from __future__ import annotations
 
@@ -60,12 +60,6 @@ def test_case_25_the_worst_token_is_reported_beside_the_mean() -> None:
     mask = torch.tensor([[True] * 5, [True, False, True, False, False]])
     # exp(-4); exp(-0.3), since the -9 is not a gold token.
     assert worst_token_probability(logprobs, mask).tolist() == pytest.approx([0.0183156, 0.7408182], rel=1e-5)
-
-
-def test_case_27_the_gold_answer_is_valued_and_not_the_policys_own() -> None:
-    # The policy would say Lyon (0.9); the gold tokens' log-probabilities are what is given: Paris, 0.05.
-    reward = memory_reward(torch.tensor([[math.log(0.05)]]), torch.tensor([[True]]), torch.tensor([0.0]))
-    assert reward.item() == pytest.approx(0.05, rel=1e-6)
 
 
 def test_case_80_a_long_and_a_short_memory_of_equal_use_have_equal_rewards() -> None:

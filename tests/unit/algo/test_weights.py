@@ -1,4 +1,4 @@
-"""Token weights: cases 2, 16 and 80."""
+"""Token weights: cases 2, 3, 16 and 80."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ def test_case_02_padding_rows_do_not_change_the_loss(weighting: Weighting) -> No
     # Padding that repeats a real trajectory's id changes nothing either.
     repeated = token_weights(rows(4, 4, 0, 0, width=4), torch.tensor([0, 1, 0, 0]), weighting=weighting)
     assert torch.equal(repeated, padded)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_case_03_only_sampled_tokens_are_the_length_of_a_response(weighting: Weighting) -> None:
+    # From the first sampled token to the last are 12, of which three came from a tool.
+    mask = [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1]
+    weights = token_weights(torch.tensor([mask], dtype=torch.bool), torch.tensor([0]), weighting=weighting)
+    assert weights.tolist() == [[pytest.approx(1 / 9) if sampled else 0.0 for sampled in mask]]
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

@@ -65,6 +65,32 @@ def test_a_shared_beginning_runs_once_and_changes_no_token(model: LlamaForCausal
     assert seen[:2] == [47, len(rows) * max(len(row.prompt_ids) - 47 for row in rows)]
 
 
+@pytest.mark.parametrize("shared", [0, 40])
+def test_case_65_positions_count_a_rows_own_tokens_whatever_pads_stand_between(
+    model: LlamaForCausalLM, shared: int
+) -> None:
+    """Prompts are padded on the right, so that what is sampled stands behind the pads, and still is what follows."""
+    head = list(range(2, 2 + shared))
+    rows = [Row([*head, 50, 51, 52], 2, seed=1), Row([*head, 60, 51, 52, 53, 54], 2, seed=2)]
+    seen: list[tuple[list[list[int]], list[list[int]]]] = []
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(
+            (kwargs["position_ids"].tolist(), (kwargs["attention_mask"].tolist() if shared == 0 else []))
+        ),
+        with_kwargs=True,
+    )
+    sample_rows(model, rows, endings())
+    handle.remove()
+    prompts, first = seen[-2:]
+    # A pad repeats its row's last position; the mask hides it.
+    own = [[0, 1, 2, 2, 2], [0, 1, 2, 3, 4]]
+    assert prompts[0] == [[shared + position for position in row] for row in own]
+    assert first[0] == [[shared + 3], [shared + 5]]
+    if shared == 0:
+        assert prompts[1] == [[1, 1, 1, 0, 0], [1] * 5]
+        assert first[1] == [[1, 1, 1, 0, 0, 1], [1] * 6]
+
+
 def test_sampled_log_probs_are_those_of_the_scorer(model: LlamaForCausalLM) -> None:
     rows = random_rows(8)
     sampled = sample_rows(model, rows, endings())

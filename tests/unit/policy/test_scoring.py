@@ -1,17 +1,33 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForCausalLM,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
-from mempo.core import ScoreRequest
+from mempo.config import MemoryConfig
+from mempo.core import Group, Message, Objective, ScoreRequest, StopReason, Task, Trajectory, Turn
+from mempo.policy.local import LocalPolicy
 from mempo.policy.models import hidden_states, projection
+from mempo.policy.sampling import Endings, Row, sample_rows
 from mempo.policy.scoring import PASS_TOKENS, can_share, plan_trees, score_targets
-from mempo.policy.tiny import tiny_llama
+from mempo.policy.tiny import tiny_llama, tiny_policy
+from mempo.rewards.memory import MemoryProbes
+from mempo.text.context import ContextPolicy
+from mempo.text.render import Renderer
+from mempo.train.credit import with_memory_rewards
 
 VOCABULARY = 64
 MODEL = tiny_llama(VOCABULARY, width=40, layers=2, heads=4)
@@ -131,17 +147,92 @@ def test_case_64_micro_batches_of_one_and_of_eight_agree() -> None:
     assert max(abs(a - b) for x, y in zip(ones, eights, strict=True) for a, b in zip(x, y, strict=True)) < 1e-5
 
 
+def test_case_27_the_gold_answer_is_valued_and_not_the_policys_own() -> None:
+    """From the trajectory to R^M with a real model, which would itself say Lyon."""
+    policy = tiny_policy(["Lyon", "Paris", "<mem>", "</mem>", "\n", "<answer>", "</answer>", "Capital?"])
+    task = Task("t", (Objective("Capital?", ("Paris",)),))
+    turn = Turn(0, "<mem>Paris</mem>\n<answer>Lyon</answer>", memory="Paris", answer="Lyon")
+    trajectory = Trajectory(task, 0, (turn,), StopReason.ANSWERED, seed=0)
+    config = MemoryConfig(baseline="none")
+    probes = MemoryProbes(policy.renderer, config, context=ContextPolicy(), system_prompt=lambda task: "")
+    [asked] = probes.of_trajectory(trajectory)
+    assert asked.memory is not None
+    [request] = asked.memory.requests
+    say(policy, request.prompt_ids, {"Lyon": 0.9, "Paris": 0.05})
+
+    lyon, paris = policy.renderer.encode("Lyon"), policy.renderer.encode("Paris")
+    endings = Endings(frozenset(), lambda ids: "", lambda stop: frozenset())
+    [own] = sample_rows(policy.model, [Row(request.prompt_ids, 1, seed=0, temperature=0.0)], endings)
+    assert tuple(own.token_ids) == tuple(lyon)
+    assert math.exp(own.logprobs[0]) == pytest.approx(0.9, rel=1e-4)
+    assert request.target_ids == tuple(paris)
+    [group] = with_memory_rewards([Group(task, (trajectory,))], probes, policy.score_now, config)
+    assert group.trajectories[0].turns[0].memory_reward == pytest.approx(0.05, rel=1e-4)
+
+
+@torch.no_grad()
+def say(policy: LocalPolicy, prompt_ids: tuple[int, ...], words: dict[str, float]) -> None:
+    """Let a model give words these probabilities behind a prompt, by a vocabulary projection of its own."""
+    ids = torch.tensor([prompt_ids])
+    hidden = hidden_states(policy.model, ids, None, torch.arange(len(prompt_ids))[None])[0, -1]
+    head = policy.model.get_output_embeddings()
+    rest = (1 - sum(words.values())) / (head.weight.shape[0] - len(words))
+    logits = torch.full((head.weight.shape[0],), math.log(rest))
+    for word, probability in words.items():
+        [id_] = policy.renderer.encode(word)
+        logits[id_] = math.log(probability)
+    head.weight = torch.nn.Parameter(torch.outer(logits, hidden) / hidden.square().sum())  # no longer the embeddings
+
+
+@pytest.mark.parametrize(
+    ("context", "gold", "merges"),
+    [
+        ("hello wor", "ld", ["w o", "wo r", "l d", "wor ld"]),
+        ('">', "Paris", ["P a", "Pa r", "Par i", "Pari s", '" >', '"> Paris']),
+    ],
+)
+def test_case_24_a_gold_answer_that_the_tokenizer_would_join_to_its_context_has_a_finite_score(
+    context: str, gold: str, merges: list[str]
+) -> None:
+    # Encoded together and cut behind the context's tokens, nothing of the gold answer would be left.
+    pairs = [(left, right) for left, right in (merge.split() for merge in merges)]
+    pieces = [*sorted({*context, *gold}), *(left + right for left, right in pairs)]
+    core = Tokenizer(models.BPE({piece: id for id, piece in enumerate(pieces)}, pairs))
+    core.decoder = decoders.Fuse()
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=core))
+    assert len(renderer.encode(context + gold)) == len(renderer.encode(context))
+    request = renderer.score_request([Message("user", context[0])], context, gold)
+    policy = LocalPolicy(tiny_llama(len(pieces), width=8, layers=1, heads=1), renderer)
+    [[score]] = policy.score_now([request])
+    assert renderer.decode(request.target_ids) == gold
+    assert math.isfinite(score)
+    assert score < 0
+    assert [score] == pytest.approx(naive(policy.model, request), abs=1e-5)
+
+
+@pytest.mark.parametrize("pads", [0, 1, 3, 8])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_case_65_pads_on_either_side_change_no_hidden_state(pads: int, side: str) -> None:
+    """The positions of a left-padded row begin at its first token: 0, 0, 0, 1, 2 behind the mask 0, 0, 1, 1, 1.
+
+    Nothing of ours pads on the left, which is there for samplers whose rows all end in the last column: ours reads
+    each row's last state where the row ends. So sampler, scorer and trainer pad on the right, where a row begins at
+    position 0 anyway and causal attention needs no mask. The model must bear both.
+    """
+    row, left = [5, 6, 7], side == "left"
+    mask = [0] * pads + [1] * 3 if left else [1] * 3 + [0] * pads
+    ids = [0] * pads + row if left else row + [0] * pads
+    positions = [0] * pads + [0, 1, 2] if left else [0, 1, 2] + [0] * pads
+    padded = hidden_states(MODEL, *(torch.tensor([values]) for values in (ids, mask, positions)))
+    plain = hidden_states(MODEL, torch.tensor([row]), None, torch.arange(3)[None])
+    assert torch.allclose(padded[:, pads if left else 0 :][:, :3], plain, atol=1e-5)
+
+
 def test_case_65_pads_change_no_log_prob() -> None:
     short, long = ScoreRequest((5, 6), (7, 8, 9)), ScoreRequest(tuple(range(2, 60)), (7,))
     alone = score_targets(MODEL, [short])
     padded = score_targets(MODEL, [short, long], share=False)
     assert padded[0] == pytest.approx(alone[0], abs=1e-4)
-    ids = torch.tensor([[5, 6, 7, 0, 0]])
-    mask = torch.tensor([[1, 1, 1, 0, 0]])
-    positions = torch.tensor([[0, 1, 2, 0, 0]])
-    padded_hidden = hidden_states(MODEL, ids, mask, positions)[:, :3]
-    plain_hidden = hidden_states(MODEL, ids[:, :3], mask[:, :3], positions[:, :3])
-    assert torch.allclose(padded_hidden, plain_hidden, atol=1e-5)
 
 
 def test_case_63_logits_are_fp32_even_of_bfloat16_weights() -> None:

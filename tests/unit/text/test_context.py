@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from tests.fixtures.tokenizers import FAMILIES, family
 
-from mempo.core import ConfigError, Message, RenderError, Turn
+from mempo.config import ContextConfig
+from mempo.core import ConfigError, Group, Json, Message, Objective, Observation, RenderError, Task, Turn
+from mempo.policy.scripted import ScriptedPolicy
+from mempo.rollout import make_context, make_rollout, make_system_prompt
 from mempo.text.context import ContextPolicy, sampled_ids
 from mempo.text.prompts import Notices, notices
 from mempo.text.render import Renderer
 from mempo.text.tags import parse
+from mempo.train.batch import make_batch
+from mempo.train.coldstart import RowMaker
 
 NOTICES = Notices(last_turn="LAST", no_memory="NONE")
 
@@ -146,22 +155,53 @@ def test_case_19_memory_only_shows_nothing_of_a_turn_without_a_memory_but_its_in
     assert shown == ["S", "Q\n\n<information>DOC1MARK</information>\n\nNONE"]
 
 
+class Marked:
+    """A search whose results are told apart."""
+
+    name, description = "search", "Search."
+    parameters: Mapping[str, Json] = {"type": "object", "properties": {"query": {"type": "string"}}}
+
+    async def call(self, arguments: Mapping[str, Json]) -> Observation:
+        return Observation(f"DOC{arguments['query']}MARK")
+
+
+PLAIN = ContextConfig(prompts="none")
+SEARCH = '<tool_call>{{"name":"search","arguments":{{"query":"{n}"}}}}</tool_call>'
+CALLS = [
+    *(turn(n, f"<mem>MEM{n}MARK</mem><think>t</think>{SEARCH.format(n=n)}") for n in (1, 2)),
+    turn(3, "<mem>MEM3MARK</mem><think>t</think><answer>Ann</answer>"),
+]
+
+
+def as_text(turn: Turn) -> Turn:
+    """As a teacher that shows no tokens leaves it."""
+    return replace(turn, prompt_ids=(), response_ids=(), logprobs=(), response_mask=(), mem_mask=())
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_case_28_the_training_prompt_of_turn_3_forgets_turn_1(name: str) -> None:
-    def prompt(renderer: Renderer) -> tuple[int, ...]:
-        turns = [
-            Turn(i, t.text, response_ids=renderer.encode_turn(t.text), memory=t.memory, observation=t.observation)
-            for i, t in enumerate(THREE[:2])
-        ]
-        return renderer.prompt_ids(ContextPolicy().messages("Answer.", "Who was it?", turns, last_turn=False))
+    """A rollout's recorded prompt is what is trained on, and what behaviour cloning builds from the texts alone.
 
-    inference = Renderer(family(name))
-    training = Renderer(family(name))
-    text = training.decode(prompt(training))
+    `tests/e2e/test_same_ids.py` compares servers, scoring and the policy in this process too.
+    """
+    renderer, texts = Renderer(family(name)), [turn.text for turn in CALLS]
+    task = Task("t", (Objective("Who was it?", ("Ann",)),))
+    rollout = make_rollout(ScriptedPolicy(texts, renderer=renderer), [Marked()], context=PLAIN)
+    played = asyncio.run(rollout.one(task, rollout=0, seed=0))
+    played = replace(
+        played,
+        reward=1.0,
+        turns=tuple(replace(turn, logprobs=(-1.0,) * len(turn.response_ids)) for turn in played.turns),
+    )
+
+    training = make_batch([Group(task, (played,))]).rows[2]
+    maker = RowMaker(renderer, make_context(PLAIN), make_system_prompt([Marked()], PLAIN), max_turns=16)
+    cloning = maker.turn_rows(replace(played, turns=tuple(as_text(turn) for turn in played.turns)))[2]
+    text = renderer.decode(training.prompt_ids)
     counts = {mark: text.count(mark) for mark in ("DOC1MARK", "MEM1MARK", "Who was it?", "MEM2MARK", "DOC2MARK")}
     assert counts == {"DOC1MARK": 0, "MEM1MARK": 0, "Who was it?": 1, "MEM2MARK": 1, "DOC2MARK": 1}
-    assert THREE[1].text in text
-    assert prompt(training) == prompt(inference)
+    assert CALLS[1].text in text
+    assert played.turns[2].prompt_ids == training.prompt_ids == cloning.prompt_ids
 
 
 def test_an_end_token_that_was_appended_is_not_part_of_the_next_prompt() -> None:

@@ -1,4 +1,4 @@
-"""Masks by character offsets: case 23, real tokenizers, and a brute-force definition."""
+"""Masks by character offsets: cases 4 and 23, real tokenizers, and a brute-force definition."""
 
 from __future__ import annotations
 
@@ -146,6 +146,28 @@ def test_case_23_tokens_that_straddle_a_tag_belong_to_the_memory(edges: Edges, m
     span = parse(tokens.decode(tokens.ids)).memory_span
     assert span == (5, 16)  # "Paris" and "</mem>"
     assert mem_mask(tokens.ids, tokens, span, edges) == mask
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_case_04_the_mask_of_a_row_that_is_cut_is_cut_alike(text: str, byte_level: Codec) -> None:
+    ids = byte_level.encode(text)
+    whole = mem_mask(ids, byte_level, parse(text).memory_span)
+    assert len(whole) == len(ids)
+    closed = whole.index(0, whole.index(1)) if any(whole) else 0  # the tokens up to the end of the memory
+    for kept in range(len(ids)):
+        cut = ids[:kept]
+        mask = mem_mask(cut, byte_level, parse(byte_level.decode(cut)).memory_span)
+        assert len(mask) == kept
+        # A memory that was cut before its end is none (case 19); any other keeps its tokens, and no others.
+        assert mask == (whole[:kept] if kept >= closed else (0,) * kept)
+
+
+def test_case_04_a_row_of_ten_that_is_cut_to_eight_has_the_first_eight_of_its_mask() -> None:
+    pieces = Pieces("<mem>", "Par", "is", "</mem>", "\n", "<think>", "so", "</think>", "<answer>", "Paris")
+    span = parse(pieces.decode(pieces.ids)).memory_span
+    whole, cut = mem_mask(pieces.ids, pieces, span), mem_mask(pieces.ids[:8], pieces, span)
+    assert whole == (0, 1, 1, 1, 0, 0, 0, 0, 0, 0)
+    assert cut == whole[:8]
 
 
 def test_case_19_a_turn_without_a_closed_memory_has_no_memory_tokens() -> None:
