@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ def make_batch(
     (`truncated`), and with `drop_equal_groups` whole groups whose outcomes are all equal
     (`equal_groups`). What is left out does not count in its group's statistics either.
 
-    Raises TrainingError for a turn whose ids, masks and log-probs differ in length, naming it, and
-    for a trajectory without an outcome.
+    Raises TrainingError, naming the turn or trajectory, for ids, masks and log-probs of different lengths,
+    for a memory reward that is not finite, and for an outcome that is not or is missing.
     """
     turns: list[Turn] = []
     names: list[str] = []
@@ -92,9 +93,9 @@ def make_batch(
             left_out["equal_groups"] += len(trained)
             continue
         for trajectory in trained:
-            name = f"{trajectory.task.id}/{trajectory.rollout}"
-            if trajectory.reward is None:
-                raise TrainingError(f"trajectory {name} has no outcome reward")
+            name = trajectory_name(trajectory)
+            if trajectory.reward is None or not math.isfinite(trajectory.reward):
+                raise TrainingError(f"trajectory {name} has no outcome reward: it is {trajectory.reward}")
             for turn in trajectory.turns:
                 _check(turn, f"{name} turn {turn.index}")
                 turns.append(turn)
@@ -154,6 +155,11 @@ def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tens
     return combined, memory
 
 
+def trajectory_name(trajectory: Trajectory) -> str:
+    """For messages: the task and the try at it."""
+    return f"{trajectory.task.id}/{trajectory.rollout}"
+
+
 def _cause_to_leave_out(trajectory: Trajectory, drop_truncated: bool) -> str | None:
     if trajectory.stop in FAILURES:
         return trajectory.stop.value
@@ -175,6 +181,8 @@ def _check(turn: Turn, name: str) -> None:
             f"trajectory {name}: a training row needs prompt_ids ({len(turn.prompt_ids)} here) "
             f"and lists of one length, not {shown}"
         )
+    if turn.memory_reward is not None and not math.isfinite(turn.memory_reward):
+        raise TrainingError(f"trajectory {name}: the memory reward is {turn.memory_reward}, not a finite number")
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:

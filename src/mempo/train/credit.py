@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from mempo.algo import AnswerValue, answer_value
 from mempo.config import MemoryConfig, RewardConfig
-from mempo.core import Group, ScoreRequest, Trajectory, Turn
+from mempo.core import Group, ScoreRequest, TrainingError, Trajectory, Turn
 from mempo.rewards.memory import MemoryProbes, Probe, TurnProbes
 from mempo.rewards.outcome import outcome_reward, trajectory_scores
+from mempo.train.batch import trajectory_name
 
 Score = Callable[[Sequence[ScoreRequest]], Sequence[Sequence[float]]]
 """Log-probs of target tokens, one list a request: `LocalPolicy.score_now`, or the reference's."""
@@ -39,7 +40,8 @@ def with_memory_rewards(
     With `memory.require_format` trajectories need their scores, as `with_outcomes` gives them.
     Each trajectory also gets the score `worst_gold_token`, a mean over its memories, where it has one.
     All requests of all trajectories go to the scorer at once, equal ones once.
-    Raises ValueError for a log-prob that is missing or not finite: exp(0) would be a perfect reward.
+    Raises TrainingError, naming the turn, for a log-prob that is missing or not finite: exp(0) would be a
+    perfect reward.
     """
     asked = {id(t): probes.of_trajectory(t) for group in groups for t in group.trajectories}
     requests = list(
@@ -52,7 +54,11 @@ def with_memory_rewards(
             for request in probe.requests
         )
     )
-    values = ProbeValues(dict(zip(requests, score(requests), strict=True)))
+    logprobs = dict(zip(requests, score(requests), strict=True))
+    for group in groups:
+        for trajectory in group.trajectories:
+            _check_finite(trajectory, asked[id(trajectory)], logprobs)
+    values = ProbeValues(logprobs)
 
     def credited(trajectory: Trajectory) -> Trajectory:
         turns = zip(trajectory.turns, asked[id(trajectory)], strict=True)
@@ -66,6 +72,19 @@ def with_memory_rewards(
         )
 
     return _map_trajectories(groups, credited)
+
+
+def _check_finite(
+    trajectory: Trajectory, probes: Sequence[TurnProbes], logprobs: Mapping[ScoreRequest, Sequence[float]]
+) -> None:
+    for turn, of_turn in zip(trajectory.turns, probes, strict=True):
+        for what, probe in (("its memory", of_turn.memory), ("the baseline", of_turn.baseline)):
+            for request in probe.requests if probe else ():
+                if len(logprobs[request]) != len(request.target_ids) or not all(map(math.isfinite, logprobs[request])):
+                    raise TrainingError(
+                        f"trajectory {trajectory_name(trajectory)} turn {turn.index}: the log-probability of a gold "
+                        f"token given {what} is missing or not finite"
+                    )
 
 
 class ProbeValues:

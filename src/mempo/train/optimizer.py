@@ -51,13 +51,17 @@ def rate_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
 def optimizer_step(model: torch.nn.Module, optimizer: AdamW, schedule: LambdaLR, config: OptimizerConfig) -> float:
     """Clip the gradient, step, forget the gradient; the norm before clipping.
 
-    Raises TrainingError for a gradient that is not finite, and leaves the weights as they were.
+    Raises TrainingError for a gradient that is not finite, of losses that were; the weights stay as they were.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     norm = float(torch.nn.utils.clip_grad_norm_(trained, config.max_grad_norm))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise TrainingError(f"the gradient's norm is {norm}: no step was taken; lower optimizer.learning_rate")
+        raise TrainingError(
+            f"the gradient's norm is {norm}, and no step was taken. The losses were finite, so the way back through "
+            "the model overflowed: lower optimizer.learning_rate, or leave bfloat16 and float16 "
+            "(optimizer.autocast_bfloat16, model.dtype)"
+        )
     optimizer.step()
     schedule.step()
     optimizer.zero_grad(set_to_none=True)

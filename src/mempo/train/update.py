@@ -61,8 +61,8 @@ def update(
 ) -> dict[str, float]:
     """Train on a batch; the metrics of it. `reference` is needed where `loss.kl_beta` is above 0.
 
-    Raises TrainingError, without taking the step, where a loss or a gradient is not finite: it names
-    the rows.
+    Raises TrainingError, without taking the step, where something is not finite. Of a log-prob, an advantage
+    or a loss it names the rows; of a gradient, which all rows of a mini-batch share, what to change.
     """
     advantage, memory_part = batch_advantage(batch, config.advantage)
     ref_logprobs = None
@@ -72,6 +72,11 @@ def update(
             ref_logprobs = all_logprobs(scorer, batch, config)
     recompute = config.loss.old_logprobs == "recomputed"
     old_logprobs = all_logprobs(model, batch, config) if recompute else batch.old_logprobs
+    everything = torch.arange(len(batch))
+    check_finite("advantage", advantage, batch, everything)
+    check_finite("old log-prob", old_logprobs, batch, everything)
+    if ref_logprobs is not None:
+        check_finite("log-prob of the reference", ref_logprobs, batch, everything)
 
     totals = UpdateTotals()
     model.train()
@@ -133,12 +138,16 @@ def _loss(
     weights, advantage = weights[:, :width].to(device), advantage[:, :width].to(device)
     clips = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
 
+    check_finite("log-prob of the policy", logprobs, batch, rows)
     loss = policy_loss(logprobs, old, advantage, weights, **clips)
     if ref_logprobs is not None:
         kl = kl_penalty(logprobs, ref_logprobs[:, :width].to(device), mask.to(device), estimator=config.loss.kl)
         loss = loss + config.loss.kl_beta * (weights * kl).sum()
         totals.add("train/kl", kl.detach().cpu(), mask)
-    _check_finite(loss, logprobs, batch, rows)
+    if not torch.isfinite(loss):  # of finite inputs: an advantage too large to be multiplied
+        apart = torch.split(torch.arange(len(rows)), 1)
+        gains = [policy_loss(logprobs[row], old[row], advantage[row], weights[row], **clips) for row in apart]
+        check_finite("loss", torch.stack(gains)[:, None].expand_as(logprobs), batch, rows)
 
     detached = logprobs.detach().cpu()
     clipped = clipped_tokens(detached, old.cpu(), advantage.cpu(), mask, **clips).float()
@@ -154,12 +163,16 @@ def _loss(
     return loss
 
 
-def _check_finite(loss: Tensor, logprobs: Tensor, batch: Batch, rows: Tensor) -> None:
-    if torch.isfinite(loss):
-        return
-    bad = (~torch.isfinite(logprobs)).any(1).nonzero()[:, 0].tolist() or range(len(rows))
-    names = ", ".join(batch.names[rows[place]] for place in list(bad)[:5])
-    raise TrainingError(f"the loss is {float(loss.detach())}; no step was taken. Rows concerned: {names}")
+def check_finite(what: str, values: Tensor, batch: Batch, rows: Tensor) -> None:
+    """Raise TrainingError where `values` `[row, token]` is not finite at a sampled token, naming these rows alone."""
+    mask = batch.response_mask[rows, : values.shape[1]].to(values.device)
+    bad = rows[(mask & ~values.isfinite()).any(1).cpu()].tolist()
+    if bad:
+        names = ", ".join(batch.names[row] for row in bad[:5])
+        raise TrainingError(
+            f"the {what} is not finite in {len(bad)} of {len(rows)} rows, and no step was taken. "
+            f"Rows concerned: {names}{', ...' if len(bad) > 5 else ''}"
+        )
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

@@ -77,6 +77,15 @@ def test_a_trajectory_without_an_outcome_is_refused() -> None:
         make_batch([group(trajectory(turn(0), reward=None))])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_refused_and_its_turn_or_trajectory_named(value: float) -> None:
+    # As a reward it would be a turn without a memory, and as an outcome a whole group without an advantage.
+    with pytest.raises(TrainingError, match=rf"task/0 turn 1: the memory reward is {value}"):
+        make_batch([group(trajectory(turn(0), turn(1, reward=value)))])
+    with pytest.raises(TrainingError, match=rf"task/1 has no outcome reward: it is {value}"):
+        make_batch([group(trajectory(turn(0)), trajectory(turn(0), reward=value))])
+
+
 def test_case_10_every_turn_is_a_row_of_its_own_tokens_and_what_is_left_out_is_counted_by_cause() -> None:
     three_turns = trajectory(turn(0, 4), turn(1, 5), turn(2, 6))
     failed = trajectory(turn(0), stop=StopReason.POLICY_ERROR)
@@ -147,7 +156,7 @@ def advantage(batch: Batch, **options: object) -> tuple[torch.Tensor, torch.Tens
     return batch_advantage(batch, AdvantageConfig(**options))  # type: ignore[arg-type]
 
 
-def four(rewards: Sequence[float] = (0.75, 0.25)) -> Batch:
+def four(rewards: Sequence[float | None] = (0.75, 0.25)) -> Batch:
     """One group: a right trajectory of one turn and a wrong one, two tokens each, the first of them memory."""
     a, b = (turn(index, 2, 1, reward) for index, reward in enumerate(rewards))
     return make_batch([group(trajectory(a, reward=1.0), trajectory(b, reward=0.0))])
@@ -163,7 +172,7 @@ def test_memory_tokens_get_both_advantages_and_the_others_one() -> None:
 
 
 def test_alpha_0_is_the_trajectory_advantage_alone_even_without_memory_rewards() -> None:
-    batch = four((math.nan, math.nan))
+    batch = four((None, None))
     combined, memory = advantage(batch, alpha=0.0)
     assert not memory.any()
     assert torch.equal(combined[:, 0], combined[:, 1])

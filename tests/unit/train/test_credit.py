@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.toy import CONTEXT, toy_policy
 
 from mempo.config import MemoryConfig, RewardConfig
-from mempo.core import Group, Objective, ScoreRequest, StopReason, Task, Trajectory, Turn
+from mempo.core import Group, Objective, ScoreRequest, StopReason, Task, TrainingError, Trajectory, Turn
 from mempo.rewards.memory import MemoryProbes, probe_prefix
 from mempo.rollout import make_context
 from mempo.text.render import Renderer
@@ -112,8 +112,37 @@ def test_case_26_a_log_prob_that_is_missing_or_not_finite_is_an_error_never_a_re
     def broken(requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
         return [(value,) * len(r.target_ids) for r in requests]
 
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(TrainingError, match=r"trajectory t/0 turn 0: .* given its memory is missing or not finite"):
         rewarded([group(turn(0, "Rome"))], broken)
+
+
+@pytest.mark.parametrize("answer", [(math.nan,), ()])
+def test_case_26_the_turn_is_named_whose_score_is_missing_and_no_other(answer: tuple[float, ...]) -> None:
+    whole = Scorer()
+
+    def broken(requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        bad = RENDERER.encode(probe_prefix("Paris"))
+        return [
+            answer if request.prompt_ids[-len(bad) :] == bad else found
+            for request, found in zip(requests, whole(requests), strict=True)
+        ]
+
+    turns = (turn(0, "Rome"), turn(1, None), turn(2, "Paris"), turn(3, "Rome"))
+    with pytest.raises(TrainingError, match=r"trajectory t/0 turn 2: .* given its memory is missing or not finite"):
+        rewarded([group(*turns)], broken, baseline="none")
+
+
+def test_case_26_a_baseline_that_has_no_score_is_named_too() -> None:
+    whole = Scorer()
+
+    def fails_without_a_memory(requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        shortest = min(requests, key=lambda request: len(request.prompt_ids))
+        return [(math.nan,) if r == shortest else found for r, found in zip(requests, whole(requests), strict=True)]
+
+    # The first turn has no memory that would need a baseline, and the last one's is the second's.
+    turns = (turn(0, None), turn(1, "Rome"), turn(2, "Rome"))
+    with pytest.raises(TrainingError, match=r"trajectory t/0 turn 1: .* given the baseline is missing or not finite"):
+        rewarded([group(*turns)], fails_without_a_memory, baseline="previous_memory")
 
 
 def test_a_very_improbable_answer_does_not_underflow() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from mempo.config import AdvantageConfig, Config, LossConfig, OptimizerConfig, TrainConfig
 from mempo.core import Group, TrainingError
 from mempo.train.batch import Batch, make_batch
-from mempo.train.forward import micro_batches
+from mempo.train.forward import RowScores, TokenRow, micro_batches, response_logprobs
 from mempo.train.optimizer import make_optimizer, make_schedule
 from mempo.train.reference import Reference
 from mempo.train.update import UpdateTotals, update
@@ -189,36 +191,96 @@ def test_a_kl_penalty_pulls_back_to_the_reference(groups: list[Group]) -> None:
     assert moved(50.0) < moved(0.0)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_case_61_a_loss_that_is_not_finite_stops_the_step_and_names_the_row(groups: list[Group], value: float) -> None:
-    batch = make_batch(groups)
-    config = with_micro(1)
-    model = toy_policy().model
+def refused(batch: Batch, config: Config, model: PreTrainedModel, *, reference: Reference | None = None) -> str:
+    """What an update says that took no step: weights are as before, and no gradient is left."""
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, config.optimizer)
-    broken = dataclasses.replace(batch, outcome=batch.outcome.clone())
-    broken.old_logprobs[3, 0] = math.nan
-    if value == math.inf:
-        with torch.no_grad():
-            model.get_input_embeddings().weight[:] = value
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     with pytest.raises(TrainingError, match="no step was taken") as caught:
         update(
             model,
             optimizer,
             make_schedule(optimizer, config.optimizer, 10),
-            broken,
+            batch,
             config,
-            reference=Reference(model),
+            reference=reference or Reference(model),
             generator=torch.Generator().manual_seed(0),
         )
-    assert any(name in str(caught.value) for name in batch.names)
-    if value != math.inf:
-        assert batch.names[3] in str(caught.value)
     after = dict(model.named_parameters())
-    assert all(torch.equal(before[name], after[name]) or value == math.inf for name in before)
+    assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
     assert all(parameter.grad is None for parameter in model.parameters()), "half a mini-batch is forgotten"
     assert not model.training
+    return str(caught.value)
+
+
+def named(message: str, batch: Batch) -> set[str]:
+    return {name for name in batch.names if re.search(rf"{re.escape(name)}(,|$)", message)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("what", ["old log-prob", "advantage", "log-prob of the reference"])
+def test_case_61_of_a_micro_batch_of_many_rows_the_guilty_ones_are_named_and_no_others(
+    groups: list[Group], what: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, config = make_batch(groups), config_with()
+    assert max(len(part) for part in micro_batches(batch.rows, SGD_LIKE.micro_batch_tokens)) > 5
+    broken = batch.old_logprobs.clone()
+    broken[3, 0] = broken[7, 1] = value
+    if what == "old log-prob":
+        batch = dataclasses.replace(batch, old_logprobs=broken)
+    elif what == "advantage":
+        monkeypatch.setattr("mempo.train.update.batch_advantage", lambda *_: (broken, torch.zeros_like(broken)))
+    else:
+        monkeypatch.setattr("mempo.train.update.all_logprobs", lambda *_: broken)
+    message = refused(batch, config, toy_policy().model)
+    assert f"the {what} is not finite in 2 of {len(batch)} rows" in message
+    assert named(message, batch) == {batch.names[3], batch.names[7]}
+
+
+def test_case_61_a_loss_that_overflows_is_named_though_all_that_it_is_made_of_is_finite(
+    groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(groups)
+    huge = torch.zeros_like(batch.old_logprobs)
+    huge[3, 0] = -3e38  # times a ratio of exp(1)
+    batch.old_logprobs[3, 0] -= 1
+    monkeypatch.setattr("mempo.train.update.batch_advantage", lambda *_: (huge, torch.zeros_like(huge)))
+    message = refused(batch, config_with(), toy_policy().model)
+    assert "the loss is not finite" in message
+    assert named(message, batch) == {batch.names[3]}
+
+
+def test_case_61_a_policy_that_fails_on_one_row_names_it(groups: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch(groups)
+
+    def fails_on_one(model: PreTrainedModel, rows: list[TokenRow], **options: Any) -> RowScores:
+        scores = response_logprobs(model, rows, **options)
+        failing = torch.tensor([[row is batch.rows[3] and torch.is_grad_enabled()] for row in rows])
+        return scores._replace(logprobs=scores.logprobs.masked_fill(failing, -math.inf))
+
+    monkeypatch.setattr("mempo.train.update.response_logprobs", fails_on_one)
+    message = refused(batch, config_with(), toy_policy().model)
+    assert "the log-prob of the policy is not finite in 1 of" in message
+    assert named(message, batch) == {batch.names[3]}
+
+
+def test_case_61_broken_weights_concern_every_row_and_five_are_named(groups: list[Group]) -> None:
+    batch, model = make_batch(groups), toy_policy().model
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:] = math.inf
+    message = refused(batch, config_with(), model)
+    assert f"in {len(batch)} of {len(batch)} rows" in message
+    assert len(named(message, batch)) == 5
+    assert message.endswith(", ...")
+
+
+def test_case_61_a_gradient_that_overflows_says_that_the_losses_did_not_and_what_to_change(
+    groups: list[Group],
+) -> None:
+    model = toy_policy().model
+    model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    message = refused(make_batch(groups), config_with(), model)
+    assert "The losses were finite" in message
+    assert "lower optimizer.learning_rate" in message
 
 
 def test_case_61_a_huge_log_ratio_stays_finite(groups: list[Group]) -> None:
