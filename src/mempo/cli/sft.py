@@ -21,6 +21,7 @@ from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import FAILURES, ConfigError, MissingExtraError, Task, Trajectory
 from mempo.env import SearchTool
+from mempo.rewards import Mode
 from mempo.rewards.verdict import Verdict, judge
 from mempo.rollout import make_system_prompt
 from mempo.runlog import RunLogWriter, read_runlog
@@ -43,6 +44,7 @@ DATA_HELP = """Sample a teacher behind an OpenAI-compatible server, and keep wha
 
 First prints what the tokens will come to, and asks. Then runs `mempo rollout`, whose options it takes
 (`mempo rollout --help`), and writes OUT/teacher.jsonl: the well-formed trajectories with right answers.
+--mode says how answers are judged: give what `reward.mode` will be, or `mempo sft` judges otherwise.
 Interrupted, the same command goes on. A small --limit first makes the estimate a measurement.
 
 examples:
@@ -125,7 +127,7 @@ def sft_data(prog: str, argv: Sequence[str]) -> int:
         return 1
     status = rollout.run(prog, rest)
     if status == 0 and path.exists():  # with --limit 0 there is none
-        counts = write_teacher(path, args.out / TEACHER_FILE, keep_wrong=own.keep_wrong)
+        counts = write_teacher(path, args.out / TEACHER_FILE, keep_wrong=own.keep_wrong, mode=args.mode)
         kept = counts[Verdict.RIGHT] + (counts[Verdict.WRONG] if own.keep_wrong else 0)
         shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
         print(f"{args.out / TEACHER_FILE}: {kept} trajectories; of all: {shown}")
@@ -184,14 +186,14 @@ def estimate_tokens(args: rollout.Args, tasks: Sequence[Task], log: Path) -> Est
     )
 
 
-def write_teacher(log: Path, out: Path, *, keep_wrong: bool) -> Counter[Verdict]:
+def write_teacher(log: Path, out: Path, *, keep_wrong: bool, mode: Mode = "qa") -> Counter[Verdict]:
     """Copy what is worth learning from to a run log of its own, an earlier one replaced; all verdicts, counted."""
     counts: Counter[Verdict] = Counter()
     aside = out.with_name(f".{out.name}.tmp")
     aside.unlink(missing_ok=True)
     with RunLogWriter.create(aside, read_runlog(log).header.run) as writer:
         for trajectory in _trajectories(log):
-            verdict = judge(trajectory)
+            verdict = judge(trajectory, mode)
             counts[verdict] += 1
             if verdict is Verdict.RIGHT or (keep_wrong and verdict is Verdict.WRONG):
                 writer.write_trajectory(trajectory)
