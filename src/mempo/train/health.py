@@ -194,14 +194,15 @@ class CollapseWatch:
 
 def collapse_reasons(history: Sequence[Mapping[str, float]]) -> Iterable[str]:
     """Why a run seems to collapse, from the metrics of some batches, oldest first."""
-    reward, memory = _Halves(history, "reward"), _Halves(history, "advantage/memory_abs")
+    # What is paid for memories, not A^M: divided by its deviation, that has the same size whatever is paid.
+    reward, memory = _Halves(history, "reward"), _Halves(history, "memory/reward")
     form, length = _Halves(history, "format"), _Halves(history, "memory/tokens_p95")
     span = f"in the last {len(history)} batches"
-    if reward.changed and memory.changed and reward.new < 0.8 * reward.old and memory.new > 1.1 * memory.old:
+    if reward.changed and memory.changed and reward.new < 0.8 * reward.old and memory.new > memory.old:
         yield (
-            f"the reward fell from {reward.old:.3f} to {reward.new:.3f} {span} while the memory advantage grew from "
+            f"the reward fell from {reward.old:.3f} to {reward.new:.3f} {span} while the memory reward rose from "
             f"{memory.old:.3f} to {memory.new:.3f}: memories are trained for something else than the outcome; lower "
-            "advantage.alpha, raise advantage.std_floor, or let advantage.gates keep mixed_groups only"
+            "advantage.alpha, let it fade (advantage.alpha_schedule), or let advantage.gates keep mixed_groups only"
         )
     if form.changed and form.new < form.old - 0.1:
         yield (
