@@ -18,25 +18,27 @@ class Reference:
 
     A fully trained model needs a frozen copy. A LoRA model needs none: its base weights are the
     reference where training started without an adapter, and a frozen copy of the adapter where it
-    started from one, e.g. of behaviour cloning. At the first step the KL is 0 in all three cases.
+    started from one, e.g. of behaviour cloning. At the first step the KL is 0 in all three cases, unless
+    adapters drop out in the update: the reference never does.
 
     Make it before anything is trained or restored.
     """
 
     def __init__(self, model: PreTrainedModel, *, starts_from_adapter: bool = False) -> None:
         self._model = model
-        self._copy: PreTrainedModel | None = None
+        self.copy: PreTrainedModel | None = None
+        """Of all weights; None where the reference lives in the adapted model itself."""
         self._starts_from_adapter = starts_from_adapter
         if not is_adapted(model):
-            self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+            self.copy = copy.deepcopy(model).eval().requires_grad_(False)
         elif starts_from_adapter:
             _copy_adapter(model)
 
     @contextmanager
     def active(self) -> Iterator[PreTrainedModel]:
         """The reference, in evaluation mode; the policy is back in its place and mode afterwards."""
-        if self._copy is not None:
-            yield self._copy
+        if self.copy is not None:
+            yield self.copy
             return
         peft: Any = self._model
         was_training = self._model.training

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from mempo.config import Config
 from mempo.core import FAILURES, Group, Task, TrainingError, derive_seed
 from mempo.policy.local import LocalPolicy
+from mempo.policy.models import backbone
 from mempo.policy.scoring import score_targets
 from mempo.rewards.memory import MemoryProbes
 from mempo.rollout import Rollout, group_trajectories
@@ -126,8 +128,9 @@ class Trainer:
         clock.lap("rollout")
         groups = with_outcomes(groups, config.reward)
         shortened = self._probes.shortened
-        if config.advantage.alpha > 0:
-            groups = self._with_memory_rewards(groups)
+        with tokens_read(self.model, self.reference) as scored:
+            if config.advantage.alpha > 0:
+                groups = self._with_memory_rewards(groups)
         clock.lap("score")
         replayed = self.replay.draw(batch, fresh=len(groups), steps_done=self.steps_done)
         rows = make_batch(
@@ -137,14 +140,16 @@ class Trainer:
             drop_equal_groups=config.advantage.drop_equal_groups,
         )
         metrics = {f"left_out/{cause}": float(count) for cause, count in rows.left_out.items()}
-        if len(rows):
-            metrics |= self._update(rows, config)
+        with tokens_read(self.model, self.reference) as trained:
+            if len(rows):
+                metrics |= self._update(rows, config)
         clock.lap("update")
         metrics |= batch_health(groups, rows, config.advantage)
         clock.lap("health")
         self.replay.add(groups)
         self.batches_done += 1
         metrics |= {"train/rows": float(len(rows)), "train/steps_done": float(self.steps_done)}
+        metrics |= {"tokens/score": float(sum(scored)), "tokens/update": float(sum(trained))}
         if config.memory.baseline == "prefix":
             metrics["memory/prefixes_shortened"] = float(self._probes.shortened - shortened)
         if config.replay.batches:
@@ -204,6 +209,23 @@ class Trainer:
                 lambda requests: score_targets(scorer, requests, batch_tokens=memory.batch_tokens),
                 memory,
             )
+
+
+@contextmanager
+def tokens_read(model: PreTrainedModel, reference: Reference | None) -> Iterator[list[int]]:
+    """How many tokens each forward pass of the policy and of its reference reads meanwhile, pads included."""
+    read: list[int] = []
+
+    def count(module: torch.nn.Module, args: object, kwargs: dict[str, Any]) -> None:
+        read.append(kwargs["input_ids"].numel())
+
+    models = [model, reference.copy] if reference is not None and reference.copy is not None else [model]
+    hooks = [backbone(own).register_forward_pre_hook(count, with_kwargs=True) for own in models]
+    try:
+        yield read
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Clock:

@@ -141,6 +141,25 @@ async def test_a_linear_schedule_of_alpha_starts_as_the_constant_one_and_fades()
     assert any(not torch.equal(a, b) for a, b in zip(weights(constant).values(), weights(linear).values(), strict=True))
 
 
+async def test_tokens_of_scoring_and_of_the_update_are_those_that_the_model_read() -> None:
+    config = toy_config(loss=LossConfig(kl_beta=0.0), optimizer=OptimizerConfig(micro_batch_tokens=1))
+    read: dict[str, int] = {}
+    for name, own in {
+        "plain": config,
+        "reference": dataclasses.replace(config, loss=LossConfig(kl_beta=0.1)),
+        "recomputed": dataclasses.replace(config, loss=LossConfig(kl_beta=0.0, old_logprobs="recomputed")),
+        "alpha 0": dataclasses.replace(config, advantage=AdvantageConfig(alpha=0.0)),
+    }.items():
+        [result] = await run(toy_trainer(own), 1)
+        turns = [turn for g in result.groups for t in g.trajectories for turn in t.turns]
+        # One row at a time has no pads; the last token of a row is predicted only.
+        of_one_pass = sum(len(turn.prompt_ids) + len(turn.response_ids) - 1 for turn in turns)
+        read[name], remainder = divmod(int(result.metrics["tokens/update"]), of_one_pass)
+        assert remainder == 0
+        assert (result.metrics["tokens/score"] > 0) == (name != "alpha 0")
+    assert read == {"plain": 1, "reference": 2, "recomputed": 2, "alpha 0": 1}
+
+
 async def test_the_frozen_reference_can_be_the_scorer() -> None:
     config = toy_config(
         memory=MemoryConfig(scorer="reference"),
