@@ -306,7 +306,8 @@ class OptimizerConfig:
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
     autocast_bfloat16: bool = False
-    """Run the matrix products in bfloat16; weights and optimiser keep their type."""
+    """Run the matrix products in bfloat16; weights and optimiser keep their type. In RL with float32 weights only with
+    `loss.old_logprobs` "recomputed"."""
 
 
 @dataclass(frozen=True)
@@ -466,6 +467,17 @@ class Config:
                 "replay.batches",
                 f"needs the log-probs that trajectories were sampled with, but loss.old_logprobs is"
                 f' "{self.loss.old_logprobs}"; set it to "sampler", or replay.batches to 0',
+            )
+        if (
+            self.optimizer.autocast_bfloat16
+            and self.model.dtype == "float32"  # weights of 16 bits round in the sampler too
+            and self.loss.old_logprobs == "sampler"
+        ):
+            yield Problem(
+                "optimizer.autocast_bfloat16",
+                "makes log-probs that differ from the float32 sampler's by more than the clip allows; set "
+                'loss.old_logprobs to "recomputed"'
+                + (", and replay.batches to 0, which needs the sampler's" if self.replay.batches else ""),
             )
         if self.model.lora.rank == 0 and self.model.lora.adapter is not None:
             yield Problem("model.lora.adapter", "needs model.lora.rank, the rank of that adapter")

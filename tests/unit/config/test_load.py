@@ -178,6 +178,18 @@ def test_case_58_prompt_and_response_must_fit_the_model_and_the_message_has_the_
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '[model]\ndtype = "float32"\n[optimizer]\nautocast_bfloat16 = true\n[loss]\nold_logprobs = "recomputed"',
+        '[model]\ndtype = "bfloat16"\n[optimizer]\nautocast_bfloat16 = true',  # the sampler rounds as well
+        '[model]\ndtype = "float32"\n[sft.optimizer]\nautocast_bfloat16 = true',  # cloning has no sampler
+    ],
+)
+def test_autocast_goes_with_log_probs_that_are_rounded_alike(tmp_path: Path, text: str) -> None:
+    load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("[rollout]\ngroup_size = 1", ["rollout.group_size = 1 (run.toml)", "at least 2"]),
@@ -187,6 +199,14 @@ def test_case_58_prompt_and_response_must_fit_the_model_and_the_message_has_the_
         (
             '[replay]\nbatches = 2\n[loss]\nold_logprobs = "recomputed"',
             ["replay.batches = 2", 'loss.old_logprobs is "recomputed"', '"sampler"'],
+        ),
+        (
+            '[model]\ndtype = "float32"\n[optimizer]\nautocast_bfloat16 = true',
+            ["optimizer.autocast_bfloat16", 'set loss.old_logprobs to "recomputed"'],
+        ),
+        (
+            '[model]\ndtype = "float32"\n[optimizer]\nautocast_bfloat16 = true\n[replay]\nbatches = 2',
+            ["optimizer.autocast_bfloat16", '"recomputed", and replay.batches to 0'],
         ),
         ("[train]\nmini_batches = 129", ["train.mini_batches = 129", "batch_tasks (128)"]),
         ("[eval]\nevery_batches = 5", ["eval.every_batches = 5", "held-out tasks"]),
