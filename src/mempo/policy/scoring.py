@@ -224,7 +224,8 @@ def _tree_states(model: PreTrainedModel, trunks: Sequence[Node], pad_id: int) ->
         positions = _padded([[p for node in nodes for p in range(node.shared, len(node.ids))] for nodes in rows], 0)
         depth = max(node.shared_columns()[-1].stop for nodes in rows for node in nodes)
         if cache is not None and ids.shape[1]:
-            cache.crop(depth - cached)  # a negative number of tokens, or none
+            if depth < cached:
+                cache.crop(depth - cached)  # a negative number of tokens; 0 means none of them to some releases
             mask = _mask(rows, column, ids.shape[1], depth, model.dtype)
             states.append(hidden_states(model, ids.to(device), mask.to(device), positions.to(device), cache))
             column, cached = column + ids.shape[1], depth + ids.shape[1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -112,6 +113,23 @@ def test_a_branch_of_a_branch_runs_with_it_and_gives_the_naive_scores() -> None:
     # All that the others read, but for a target token, the longest alias reads too.
     assert [(node.shared, node.own_ids) for node in branch.branches] == [(74, (9,)), (74, ())]
     requests = [*aliases, trunk]
+    for request, row in zip(requests, score_targets(MODEL, requests), strict=True):
+        assert row == pytest.approx(naive(MODEL, request), abs=1e-5)
+
+
+def test_a_cache_is_never_cut_by_nothing_which_some_releases_take_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crop = DynamicCache.crop
+
+    def checked_crop(cache: DynamicCache, size: int) -> None:
+        assert size < 0
+        crop(cache, size)
+
+    monkeypatch.setattr(DynamicCache, "crop", checked_crop)
+    # Targets that differ in their last token only: their branch shares all that the trunk read.
+    requests = [ScoreRequest(tuple(range(2, 42)), (5, last)) for last in (6, 7)]
+    requests.append(ScoreRequest((*range(2, 40), 3), (4,)))  # and this one runs with it
     for request, row in zip(requests, score_targets(MODEL, requests), strict=True):
         assert row == pytest.approx(naive(MODEL, request), abs=1e-5)
 
