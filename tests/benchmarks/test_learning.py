@@ -49,6 +49,17 @@ def test_shuffling_permutes_the_rewards_of_a_group_and_leaves_all_else() -> None
     assert learning.shuffled(group, seed=0) == mixed
 
 
+def test_shuffling_by_turn_leaves_every_reward_at_a_turn_of_its_index() -> None:
+    rewards = [[index + rollout / 10 for index in range(3)] for rollout in range(8)]
+    turns = [tuple(Turn(i, f"{i}", memory_reward=reward) for i, reward in enumerate(row)) for row in rewards]
+    group = Group(TASK, tuple(Trajectory(TASK, i, row, StopReason.ANSWERED, 0) for i, row in enumerate(turns)))
+    found = [[turn.memory_reward or 0.0 for turn in t.turns] for t in learning.shuffled(group, 0, True).trajectories]
+    for column in range(3):
+        assert sorted(row[column] for row in found) == [row[column] for row in rewards]
+    assert found != rewards
+    assert len({round(row[1] - row[0], 5) for row in found}) > 1  # not whole trajectories: each index by itself
+
+
 def test_the_area_is_the_mean_height_of_the_curve() -> None:
     # Ten updates at (0 + 0.4) / 2 and ten at (0.4 + 0.8) / 2.
     assert result(0, [0.0, 0.4, 0.8]).area == pytest.approx((0.2 + 0.6) / 2)
@@ -69,22 +80,31 @@ def test_a_run_collapsed_where_it_ended_below_its_start_lost_format_or_broke_off
 
 def test_differences_are_taken_between_runs_of_one_seed() -> None:
     base = [result(0, [0.1, 0.2]), result(1, [0.1, 0.6]), result(2, [0.1, 0.9])]
-    arm = [result(1, [0.1, 0.7]), result(0, [0.1, 0.3])]
+    arm = [result(1, [0.1, 0.7]), result(0, [0.1, 0.3]), result(2, [0.1, 1.0]), result(3, [0.1, 0.0])]
     found = learning.difference(arm, base, lambda r: r.end["exact"])
     assert found is not None
-    # Both pairs differ by 0.1, though the runs themselves lie far apart: no spread is left.
+    # All pairs differ by 0.1, though the runs themselves lie far apart: no spread is left. Seed 3 has no pair.
     assert [found.mean, *found.interval] == pytest.approx([0.1, 0.1, 0.1])
-    assert learning.difference(arm[:1], base, lambda r: r.end["exact"]) is None  # one pair has no spread
+    assert learning.difference(arm[:2], base, lambda r: r.end["exact"]) is None  # two pairs say too little
+
+
+def test_intervals_of_a_few_seeds_are_as_wide_as_students_t_makes_them() -> None:
+    base = [result(seed, [0.0, 0.0]) for seed in range(3)]
+    arm = [result(seed, [0.0, value]) for seed, value in enumerate((0.1, 0.2, 0.3))]
+    found = learning.difference(arm, base, lambda r: r.end["exact"])
+    assert found is not None
+    # Mean .2, deviation .1: 4.303 (t of two degrees of freedom at 97.5 %) times .1 / sqrt(3) to either side.
+    assert [found.mean, *found.interval] == pytest.approx([0.2, 0.2 - 0.24841, 0.2 + 0.24841], abs=1e-5)
 
 
 def test_the_summary_counts_regimes_where_an_arm_is_better_and_where_it_may_be_worse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    base = [result(seed, [0.1, 0.2, 0.5]) for seed in (0, 1)]
-    better = [result(seed, [0.1, 0.2, 0.6], "prefix-1") for seed in (0, 1)]
-    even = [result(seed, [0.1, 0.2, 0.49], "turn-1") for seed in (0, 1)]  # within 0.03
-    worse = [result(seed, [0.1, 0.2, 0.45], "none-1") for seed in (0, 1)]
-    collapsed = [result(seed, [0.1, 0.2, 0.5], "none-0.3", format=0.5) for seed in (0, 1)]
+    base = [result(seed, [0.1, 0.2, 0.5]) for seed in (0, 1, 2)]
+    better = [result(seed, [0.1, 0.2, 0.6], "prefix-1") for seed in (0, 1, 2)]
+    even = [result(seed, [0.1, 0.2, 0.49], "turn-1") for seed in (0, 1, 2)]  # within 0.03
+    worse = [result(seed, [0.1, 0.2, 0.45], "none-1") for seed in (0, 1, 2)]
+    collapsed = [result(seed, [0.1, 0.2, 0.5], "none-0.3", format=0.5) for seed in (0, 1, 2)]
     learning.print_summary([*base, *better, *even, *worse, *collapsed])
     ends = {line.split(" | ")[0][2:]: line.split(" | ")[-2:] for line in capsys.readouterr().out.splitlines()[5:]}
     assert {arm: [int(cell.strip(" |")) for cell in cells] for arm, cells in ends.items()} == {
@@ -122,13 +142,14 @@ def test_runs_of_other_settings_or_weights_than_the_names_stand_for_now_are_refu
     out = tmp_path / "results.jsonl"
     args = Args(out, arms=(GRPO,), seeds=(0,))
     cell = learning.plan(args)[0]
-    now = learning.recipe(learning.settings(cell))
+    now = learning.recipe(cell)
     out.write_text(render_json(asdict(replace(result(0, [0.1, 0.2]), cell=cell, recipe=now))) + "\n")
     learning.main(args)  # it is there
     out.write_text(out.read_text().replace(now, "another"))
     with pytest.raises(SystemExit, match=r"1 runs of .*grpo in k2-g8, had other settings or other starting weights"):
         learning.main(args)
-    assert learning.recipe(learning.settings(replace(cell, overrides=()))) != now
+    assert learning.recipe(replace(cell, overrides=())) != now
+    assert learning.recipe(replace(cell, regime="k2-hops")) != now
 
 
 def test_the_guarded_preset_is_the_arm_that_was_measured() -> None:
