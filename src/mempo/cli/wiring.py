@@ -21,8 +21,7 @@ class PolicyArgs:
     """Who answers: a model in this process, one behind a server, or a script."""
 
     model: str = "bundled:smollm2"
-    """A folder, a hub name, `bundled:smollm2` or `bundled:forgetful` (the policy of `mempo demo`); with
-    --base-url the name that the server knows."""
+    """A folder, a hub name, `bundled:smollm2` or `bundled:forgetful`; with --base-url what the server calls it."""
     adapter: Path | None = None
     """Folder of a peft adapter of --model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
