@@ -35,7 +35,7 @@ from mempo.config import Config, key_values, load_config, render_toml
 from mempo.core import CheckpointError, ConfigError, Task
 from mempo.core.files import atomic_write
 from mempo.policy.models import load_adapter, load_tokenizer, quiet
-from mempo.train.assembly import base_model
+from mempo.train.assembly import TINY, base_model
 from mempo.train.reference import POLICY_ADAPTER, is_adapted
 from mempo.train.trainer import Trainer
 
@@ -68,6 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     steps_done: int
     tasks_sha256: str
     """Of the ids of the tasks that the run trains on, in order."""
+    start: dict[str, str] = {}
+    """Of the weights that the run started from, by the setting that names them."""
     files: dict[str, FileEntry]
     """By path inside the checkpoint."""
 
@@ -110,6 +112,7 @@ def save_checkpoint(trainer: Trainer, tokenizer: Any, config: Config, folder: Pa
         batches_done=trainer.batches_done,
         steps_done=trainer.steps_done,
         tasks_sha256=tasks_sha256(trainer.tasks),
+        start=trainer.start,
         keep=config.checkpoint.keep,
     )
 
@@ -122,6 +125,7 @@ def write_checkpoint(
     steps_done: int,
     tasks_sha256: str,
     keep: int,
+    start: dict[str, str] | None = None,
 ) -> Checkpoint:
     """What `write` puts into a folder, with a manifest, as `folder/batch-NNNNNN`; only the `keep` newest stay.
 
@@ -136,6 +140,7 @@ def write_checkpoint(
             batches_done=batches_done,
             steps_done=steps_done,
             tasks_sha256=tasks_sha256,
+            start=start or {},
             files={name: _entry(aside / name) for name in _file_names(aside)},
         )
         (aside / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
@@ -276,6 +281,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, config: Config) -> None:
     """
     _check_same_run(checkpoint, config, trainer.tasks)
     load_weights(trainer.model, checkpoint.model_folder)
+    _check_same_start(checkpoint, config, trainer)
     state = torch.load(checkpoint.path / "optimizer.pt", weights_only=True, map_location="cpu")
     try:
         trainer.go_on_from(
@@ -332,6 +338,18 @@ def _check_same_run(checkpoint: Checkpoint, config: Config, tasks: Sequence[Task
     if changed:
         raise CheckpointError(
             f"{checkpoint.path} belongs to another run: {'; '.join(changed)}. Set run_dir to a new folder"
+        )
+
+
+def _check_same_start(checkpoint: Checkpoint, config: Config, trainer: Trainer) -> None:
+    """Weights that were replaced under the run: nothing else would tell, and the KL would be taken to them."""
+    if config.model.path == TINY or (trainer.reference is None and not is_adapted(trainer.model)):
+        return  # made from the seed; or all weights come from the checkpoint
+    replaced = [key for key, sha256 in checkpoint.manifest.start.items() if trainer.start.get(key) != sha256]
+    if replaced:
+        raise CheckpointError(
+            f"{checkpoint.path} belongs to a run that started from other weights than those that "
+            f"{' and '.join(replaced)} now names: put the earlier ones back, or set run_dir to a new folder"
         )
 
 

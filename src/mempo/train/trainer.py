@@ -31,7 +31,7 @@ from mempo.train.credit import with_memory_rewards, with_outcomes
 from mempo.train.forward import checkpoint_gradients
 from mempo.train.health import batch_health
 from mempo.train.optimizer import make_optimizer, make_schedule
-from mempo.train.reference import Reference
+from mempo.train.reference import Reference, start_sha256
 from mempo.train.replay import Replay
 from mempo.train.update import update
 
@@ -70,6 +70,7 @@ class Trainer:
             raise TrainingError(f"{len(repeated)} task ids stand twice among the tasks, e.g. {repeated[0]!r}")
         self._policy, self._rollout, self._probes = policy, rollout, probes
         self._tasks, self._config = tasks, config
+        self.start = start_sha256(policy.model, starts_from_adapter=starts_from_adapter)
         self.reference: Reference | None = None
         if config.loss.kl_beta or (config.advantage.alpha and config.memory.scorer == "reference"):
             self.reference = Reference(policy.model, starts_from_adapter=starts_from_adapter)
