@@ -102,7 +102,8 @@ def make_batch(
                 names.append(f"{name} turn {turn.index}")
                 fresh.append(index < len(groups))
                 trajectory_of.append(len(outcome))
-            outcome.append(trajectory.reward)
+            sampled = any(any(turn.response_mask) for turn in trajectory.turns)
+            outcome.append(trajectory.reward if sampled else 0.0)  # what was not sampled earns nothing
             group_of.append(index)
     return Batch(
         rows=[TokenRow(turn.prompt_ids, turn.response_ids) for turn in turns],

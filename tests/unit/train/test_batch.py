@@ -86,6 +86,13 @@ def test_a_reward_that_is_not_finite_is_refused_and_its_turn_or_trajectory_named
         make_batch([group(trajectory(turn(0)), trajectory(turn(0), reward=value))])
 
 
+def test_case_31_a_trajectory_without_a_sampled_token_earns_nothing_and_moves_nothing() -> None:
+    unsampled = dataclasses.replace(turn(0), response_mask=(0, 0, 0), mem_mask=(0, 0, 0), memory_reward=None)
+    batch = make_batch([group(trajectory(unsampled, reward=10.0), trajectory(turn(0), reward=0.0))])
+    assert batch.outcome.tolist() == [0.0, 0.0]
+    assert not batch_advantage(batch, AdvantageConfig(alpha=0.0))[0].any()
+
+
 def test_case_10_every_turn_is_a_row_of_its_own_tokens_and_what_is_left_out_is_counted_by_cause() -> None:
     three_turns = trajectory(turn(0, 4), turn(1, 5), turn(2, 6))
     failed = trajectory(turn(0), stop=StopReason.POLICY_ERROR)

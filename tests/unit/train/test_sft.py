@@ -72,6 +72,19 @@ def test_the_gradient_is_that_of_the_weighted_sum_and_of_nothing_else(packing: b
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
+def test_case_66_a_run_of_packed_rows_ends_at_the_weights_of_one_without() -> None:
+    weights = []
+    for packing in (False, True):
+        own = trainer(packing=packing, epochs=4, batch_tokens=6, optimizer=replace(FAST, learning_rate=1e-3))
+        own.run(lambda result: None)
+        assert own.progress.steps_done >= 4
+        weights.append(dict(own.model.named_parameters()))
+    start = dict(model().named_parameters())
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=1e-5, rtol=0, msg=name)
+    assert any(float((weights[0][name] - start[name]).detach().abs().max()) > 1e-3 for name in start)
+
+
 def test_case_66_packed_rows_do_not_see_each_other() -> None:
     # [1, 2, 3] and [4, 5] in one sequence: 3 must not predict 4, and 5 must not see 1, 2, 3.
     rows = [TokenRow((1,), (2, 3)), TokenRow((4,), (5,))]

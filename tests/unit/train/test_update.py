@@ -14,8 +14,10 @@ from tests.fixtures.toy import toy_config, toy_policy, toy_trainer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mempo.config import AdvantageConfig, Config, LossConfig, OptimizerConfig, TrainConfig
+from mempo.algo import policy_loss
+from mempo.config import AdvantageConfig, Config, LoraConfig, LossConfig, ModelConfig, OptimizerConfig, TrainConfig
 from mempo.core import Group, TrainingError
+from mempo.train.assembly import adapt
 from mempo.train.batch import Batch, make_batch
 from mempo.train.forward import RowScores, TokenRow, micro_batches, response_logprobs
 from mempo.train.optimizer import make_optimizer, make_schedule
@@ -281,6 +283,35 @@ def test_case_61_a_gradient_that_overflows_says_that_the_losses_did_not_and_what
     message = refused(make_batch(groups), config_with(), model)
     assert "The losses were finite" in message
     assert "lower optimizer.learning_rate" in message
+
+
+def test_case_68_at_ratio_1_the_loss_of_a_lora_step_is_0_and_its_gradient_is_not(
+    groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # [1, 0]: A^T is +-.7071, and each trajectory weighs 1/2, whatever its length.
+    right, wrong, *_ = groups[0].trajectories
+    pair = Group(groups[0].task, (dataclasses.replace(right, reward=1.0), dataclasses.replace(wrong, reward=0.0)))
+    assert right.turns[0].response_ids != wrong.turns[0].response_ids
+    losses: list[float] = []
+
+    def recorded(*args: Any, **options: Any) -> Tensor:
+        loss = policy_loss(*args, **options)
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr("mempo.train.update.policy_loss", recorded)
+    model: PreTrainedModel = adapt(toy_policy().model, ModelConfig(lora=LoraConfig(rank=2)), 0).eval()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    config = config_with(advantage=AdvantageConfig(alpha=0.0), loss=LossConfig(kl_beta=0.0))
+    optimizer = make_optimizer(model, config.optimizer)
+    schedule = make_schedule(optimizer, config.optimizer, 10)
+    generator = torch.Generator().manual_seed(0)
+    metrics = update(model, optimizer, schedule, make_batch([pair]), config, reference=None, generator=generator)
+    assert sum(losses) == pytest.approx(0, abs=1e-5)
+    assert metrics["train/grad_norm"] > 1e-3
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
 
 
 def test_case_61_a_huge_log_ratio_stays_finite(groups: list[Group]) -> None:
