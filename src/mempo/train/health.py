@@ -32,8 +32,10 @@ def batch_health(groups: Sequence[Group], batch: Batch, config: AdvantageConfig)
     """The figures of one batch: of the trajectories just sampled, and of the rows that are trained on."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     # By the batch: a trajectory that is not trained on is no part of its group's statistics.
-    differing = torch.unique(batch.group)[group_std(batch.outcome, batch.group) > 0]
+    trained, sizes = torch.unique(batch.group, return_counts=True)
+    differing = trained[group_std(batch.outcome, batch.group) > 0]
     return {
+        "groups/of_one": int((sizes[trained < len(groups)] == 1).sum()) / len(groups),
         "groups/equal_outcomes": 1 - int((differing < len(groups)).sum()) / len(groups),
         "tokens/prompt": float(sum(turn.usage.prompt_tokens for t in trajectories for turn in t.turns)),
         "tokens/sampled": float(sum(turn.usage.completion_tokens for t in trajectories for turn in t.turns)),

@@ -30,7 +30,9 @@ from mempo.text.context import ContextPolicy
 from mempo.train.batch import Batch, batch_advantage, make_batch
 from mempo.train.credit import with_memory_rewards
 from mempo.train.health import CollapseWatch, batch_health, gold_held, question_copy
+from mempo.train.metrics import batch_metrics
 from mempo.train.run import RunParts, run_training
+from mempo.train.trainer import BatchResult
 
 TASK = Task("t", (Objective("Who wrote the Iliad?", ("Homer",)), Objective("Where was he born?", ("Chios",))))
 ADVANTAGE = AdvantageConfig()
@@ -91,6 +93,14 @@ def test_a_trajectory_that_is_not_trained_on_makes_no_outcomes_differ() -> None:
     failed = replace(trajectory(2, 0.0, turn(0, "m", reward=0.1)), stop=StopReason.POLICY_ERROR)
     found = health(Group(TASK, (RIGHT, replace(RIGHT, rollout=1), failed)), config=AdvantageConfig(alpha=0.0))
     assert found["groups/equal_outcomes"] == 1.0
+    assert found["rows/no_advantage"] == 1.0
+
+
+def test_case_29_groups_that_are_left_with_one_trajectory_are_counted() -> None:
+    failed = replace(WRONG, stop=StopReason.POLICY_ERROR)
+    assert health(MIXED, EQUAL)["groups/of_one"] == 0
+    found = health(Group(TASK, (RIGHT, failed)), EQUAL, config=AdvantageConfig(alpha=0.0))
+    assert found["groups/of_one"] == 0.5
     assert found["rows/no_advantage"] == 1.0
 
 
@@ -157,8 +167,11 @@ def test_case_79_a_memory_that_hedges_moves_no_token_outside_of_memories() -> No
     assert bool((memory_part[batch.mem_mask] != 0).any())
     # Both curves are logged apart: the outcome's says lost, the memory's says held.
     found = batch_health([group], batch, ADVANTAGE)
-    assert found["memory/gold_held"] == 0.5
-    assert found["groups/equal_outcomes"] == 1.0
+    logged = batch_metrics(BatchResult(0, [group], {**found, "seconds/rollout": 1.0}))
+    assert logged["reward"] == 0.0
+    assert logged["memory/reward"] == pytest.approx((0.9 + 0.5 + 0 + 0) / 4)
+    assert logged["memory/gold_held"] == 0.5
+    assert logged["groups/equal_outcomes"] == 1.0
 
 
 def test_correlations_are_those_of_the_worked_example() -> None:
@@ -189,7 +202,12 @@ def test_case_10_a_batch_without_rows_still_says_why() -> None:
     batch = batch_of(group)
     assert dict(batch.left_out) == {"policy_error": 1, "no_turns": 1}
     found = batch_health([group], batch, ADVANTAGE)
-    assert found == {"groups/equal_outcomes": 1.0, "tokens/prompt": 0.0, "tokens/sampled": 0.0}
+    assert found == {
+        "groups/equal_outcomes": 1.0,
+        "groups/of_one": 0.0,
+        "tokens/prompt": 0.0,
+        "tokens/sampled": 0.0,
+    }
 
 
 def test_case_10_every_turn_is_a_row_with_tokens_of_its_own() -> None:
