@@ -127,12 +127,13 @@ def scheduled_alpha(config: AdvantageConfig, batch: int, batches: int) -> float:
     """The weight of A^M in batch `batch` (from 0) of a run of `batches`.
 
     Ours, not the paper's: what a memory is worth to the scorer is a guide where right answers are rare, and
-    a distraction once they are not, so `linear` lets it fade.
+    a distraction once they are not, so `linear` lets it fade. Of a run that goes on beyond its end it stays 0; where the
+    end is put off, alpha is that of the longer run from there on.
 
-    >>> [scheduled_alpha(AdvantageConfig(alpha=1.0, alpha_schedule="linear"), batch, 4) for batch in range(4)]
-    [1.0, 0.75, 0.5, 0.25]
+    >>> [scheduled_alpha(AdvantageConfig(alpha=1.0, alpha_schedule="linear"), batch, 4) for batch in range(6)]
+    [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    return config.alpha * (1 - batch / batches) if config.alpha_schedule == "linear" else config.alpha
+    return config.alpha * max(0.0, 1 - batch / batches) if config.alpha_schedule == "linear" else config.alpha
 
 
 def batch_advantage(batch: Batch, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
