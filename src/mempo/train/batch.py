@@ -127,8 +127,8 @@ def scheduled_alpha(config: AdvantageConfig, batch: int, batches: int) -> float:
     """The weight of A^M in batch `batch` (from 0) of a run of `batches`.
 
     Ours, not the paper's: what a memory is worth to the scorer is a guide where right answers are rare, and
-    a distraction once they are not, so `linear` lets it fade. Of a run that goes on beyond its end it stays 0; where the
-    end is put off, alpha is that of the longer run from there on.
+    a distraction once they are not, so `linear` lets it fade. Beyond the run's end it stays 0; where the end is
+    put off, alpha is that of the longer run from there on.
 
     >>> [scheduled_alpha(AdvantageConfig(alpha=1.0, alpha_schedule="linear"), batch, 4) for batch in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
