@@ -83,10 +83,10 @@ class TinyModelConfig:
 class ModelConfig:
     """The policy's weights."""
 
-    path: Annotated[str, InputPath("give a model folder, a hub name or bundled:smollm2", or_name=True)] = (
-        "bundled:smollm2"
-    )
-    """A folder (`./model`, `/data/model`), a hub name, `bundled:smollm2`, or `tiny`."""
+    path: Annotated[
+        str, InputPath("give a model folder, a hub name, bundled:smollm2 or bundled:forgetful", or_name=True)
+    ] = "bundled:smollm2"
+    """A folder (`./model`, `/data/model`), a hub name, `bundled:smollm2`, `bundled:forgetful` (the demo's), or `tiny`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in memory."""
     device: str = "auto"
@@ -205,7 +205,7 @@ class RewardConfig:
     correctness: Literal["exact", "mean_em", "mean_f1"] = "exact"
     """1 where every objective is right, or the mean EM or F1 over the objectives."""
     require_format: bool = True
-    """Whether one malformed turn makes R^T 0."""
+    """Whether R^T is 0 where a turn is malformed, no answer was given, or answers are not as many as questions."""
     mode: AnswerMode = "qa"
     """How an answer is compared with the gold ones."""
 
@@ -224,11 +224,12 @@ class MemoryConfig:
     gold: Literal["joined", "per_objective"] = "joined"
     """With several objectives: one mean over the joined answers, or the average of one mean for each."""
     aliases: Literal["first", "best"] = "first"
-    """Which gold alias is scored."""
+    """Which gold alias is scored; `best` takes the best of the first ones of all questions, the second ones, and so on."""
     length_penalty: NonNegative = 0.0
     """Subtracted from R^M for each token of the memory; 0 as in the paper."""
     require_format: bool = False
-    """Whether one malformed turn makes P 0 for all memories of its trajectory, as `reward.require_format` does R^T."""
+    """Whether all memories of a trajectory have P 0 where `reward.require_format` would make its R^T 0: also where it
+    ran out of turns."""
     batch_tokens: Positive = 16384
     """Tokens of one forward pass while scoring."""
 
