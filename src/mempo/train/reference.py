@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 POLICY_ADAPTER, REFERENCE_ADAPTER = "default", "reference"
+SAMPLED_VALUES = 1024
 
 
 class Reference:
@@ -19,7 +21,7 @@ class Reference:
     A fully trained model needs a frozen copy. A LoRA model needs none: its base weights are the
     reference where training started without an adapter, and a frozen copy of the adapter where it
     started from one, e.g. of behaviour cloning. At the first step the KL is 0 in all three cases, unless
-    adapters drop out in the update: the reference never does.
+    the adapter drops out in the update: the reference never does.
 
     Make it before anything is trained or restored.
     """
@@ -54,6 +56,22 @@ class Reference:
             if self._starts_from_adapter:
                 peft.set_adapter(POLICY_ADAPTER)
             self._model.train(was_training)
+
+
+def start_sha256(model: PreTrainedModel, *, starts_from_adapter: bool = False) -> dict[str, str]:
+    """What training starts from, by the setting that names it: later the KL is to be taken to the same.
+
+    Of 1,024 values of each weight: quick for any model, and another training of it changes nearly all.
+    """
+    digests = {"model.path": hashlib.sha256()}
+    if starts_from_adapter:
+        digests["model.lora.adapter"] = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        key = "model.lora.adapter" if ".lora_" in name else "model.path"
+        if key in digests:  # new adapters follow from the seed
+            values = weight.detach().flatten()
+            digests[key].update(values[:: max(1, len(values) // SAMPLED_VALUES)].float().cpu().numpy().tobytes())
+    return {key: digest.hexdigest() for key, digest in digests.items()}
 
 
 def is_adapted(model: torch.nn.Module) -> bool:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import fcntl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mempo.config import Config
 from mempo.core import ConfigError, Task, Tool, TrainingError, Trajectory, derive_seed
@@ -50,6 +51,17 @@ class RunParts:
     eval_tasks: Sequence[Task] = ()
 
 
+class Evaluation(NamedTuple):
+    """What one evaluation found; both go to the run log under the split `eval`."""
+
+    metrics: Mapping[str, float]
+    trajectories: Sequence[Trajectory] = ()
+
+
+Evaluate = Callable[[Config, RunParts], Awaitable[Evaluation]]
+"""An evaluation of the policy as it is now."""
+
+
 def make_trainer(config: Config, parts: RunParts) -> Trainer:
     """A trainer at the start of its run."""
     probes = MemoryProbes(
@@ -69,14 +81,23 @@ def make_trainer(config: Config, parts: RunParts) -> Trainer:
     )
 
 
+async def evaluate_held_out(config: Config, parts: RunParts) -> Evaluation:
+    """The means of the scores of `evaluate`."""
+    found = await evaluate(config, parts)
+    return Evaluation(mean_scores(found), found)
+
+
 async def run_training(
     config: Config,
     parts: RunParts,
     *,
     observe: Observe = lambda split, step, metrics: None,
     warn: Callable[[str], None] = lambda message: None,
+    evaluation: Evaluate = evaluate_held_out,
 ) -> Trainer:
     """A whole run, or what is left of it; the trainer as it ended.
+
+    `evaluation` is done when `eval.every_batches` says so. It may sample, and must leave the weights alone.
 
     Resumes from the newest whole checkpoint of `config.run_dir`. Broken newer ones, and signs of a
     collapse, go to `warn` and to the run log; with `train.stop_at_collapse` a collapse ends the run.
@@ -99,7 +120,7 @@ async def run_training(
                 log.write_event("warning", str(fault), step=step)
             if checkpoint is not None:
                 log.write_event("resumed", f"from {checkpoint.path}", step=step)
-            await _Run(config, parts, trainer, log, observe, warn, checkpoint).go()
+            await _Run(config, parts, trainer, log, observe, warn, evaluation, checkpoint).go()
     return trainer
 
 
@@ -114,10 +135,11 @@ class _Run:
         log: RunLogWriter,
         observe: Observe,
         warn: Callable[[str], None],
+        evaluation: Evaluate,
         checkpoint: Checkpoint | None,
     ) -> None:
         self._config, self._parts, self._trainer = config, parts, trainer
-        self._log, self._observe, self._warn = log, observe, warn
+        self._log, self._observe, self._warn, self._evaluation = log, observe, warn, evaluation
         self._folder = Path(config.run_dir)
         self._checkpoint = checkpoint
         self._watch = CollapseWatch(config.train.collapse_batches)
@@ -158,17 +180,21 @@ class _Run:
         metrics = batch_metrics(result)
         self._log.write_metrics(step, metrics)
         self._observe("train", step, metrics)
+        if metrics["groups/of_one"]:
+            self._tell(f"a group of one has no advantage: {metrics['groups/of_one']:.0%} of the groups of batch {step}")
         if (reason := self._watch.look(metrics)) is not None:
-            self._log.write_event("warning", reason, step=step)
-            self._warn(reason)
+            self._tell(reason)
             self._stopped = self._config.train.stop_at_collapse
+
+    def _tell(self, warning: str) -> None:
+        self._log.write_event("warning", warning, step=self._trainer.batches_done)
+        self._warn(warning)
 
     async def _evaluate(self) -> None:
         step = self._trainer.batches_done
-        found = await evaluate(self._config, self._parts)
-        for trajectory in found:
+        metrics, trajectories = await self._evaluation(self._config, self._parts)
+        for trajectory in trajectories:
             self._log.write_trajectory(trajectory, step=step, split="eval")
-        metrics = mean_scores(found)
         self._log.write_metrics(step, metrics, split="eval")
         self._observe("eval", step, metrics)
 

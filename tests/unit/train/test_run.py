@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,23 @@ import torch
 from tests.fixtures.toy import toy_config, toy_policy, toy_tasks
 from transformers import AutoModelForCausalLM
 
-from mempo.config import CheckpointConfig, EvalConfig, LogConfig, TrainConfig
+from mempo.config import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    LoraConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from mempo.config import Config as MempoConfig
-from mempo.core import CheckpointError, ConfigError, Passage, TrainingError
+from mempo.core import CheckpointError, ConfigError, Passage, RetrievalError, TrainingError
 from mempo.env.search import SearchTool
 from mempo.retrieval.memory import MemoryRetriever
 from mempo.runlog import EventRecord, RunLog, read_runlog
-from mempo.train.run import RunParts, evaluate, run_training
+from mempo.train.assembly import adapt, make_policy
+from mempo.train.checkpoint import save_model
+from mempo.train.metrics import mean_scores
+from mempo.train.run import Evaluation, RunParts, evaluate, run_training
 from mempo.train.trainer import BatchResult, Trainer
 
 
@@ -194,3 +204,118 @@ async def test_an_evaluation_is_greedy_in_order_and_the_same_each_time() -> None
     assert [t.task.id for t in one] == ["eval-t0", "eval-t1", "eval-t2"]
     assert [[u.response_ids for u in t.turns] for t in one] == [[u.response_ids for u in t.turns] for t in two]
     assert all("em" in t.scores for t in one)
+
+
+async def test_an_evaluation_of_ones_own_is_done_when_it_is_due_and_logged_as_the_built_in_one(tmp_path: Path) -> None:
+    async def with_short_answers(config: MempoConfig, own: RunParts) -> Evaluation:
+        found = await evaluate(config, own)
+        short = sum(len(t.turns[-1].answer or "") < 10 for t in found) / len(found)
+        return Evaluation({**mean_scores(found), "short": short}, found[:1])
+
+    await run_training(config_in(tmp_path / "own", batches=2), parts(), evaluation=with_short_answers)
+    await run_training(config_in(tmp_path / "built in", batches=2), parts())
+    own, built_in = (log_of(tmp_path / name) for name in ("own", "built in"))
+    assert list(own.metrics("eval")) == [0, 2]
+    for step, metrics in own.metrics("eval").items():
+        assert 0 <= metrics["short"] <= 1
+        assert {key: value for key, value in metrics.items() if key != "short"} == built_in.metrics("eval")[step]
+    assert len(list(own.trajectories(split="eval", step=0))) == 1
+
+
+async def test_case_29_a_group_that_is_left_with_one_trajectory_has_no_advantage_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(self: MemoryRetriever, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        raise RetrievalError("502")
+
+    monkeypatch.setattr(MemoryRetriever, "search", gone)
+    rollout = dataclasses.replace(toy_config().rollout, group_size=2, stop_at_tool_error=True)
+    warned: list[str] = []
+    await run_training(config_in(tmp_path, rollout=rollout), parts(), warn=warned.append)
+    shares = [metrics["groups/of_one"] for metrics in log_of(tmp_path).metrics().values()]
+    assert any(shares)
+    expected = [f"{share:.0%} of the groups of batch {step}" for step, share in enumerate(shares, 1) if share]
+    told = [warning for warning in warned if warning.startswith("a group of one has no advantage")]
+    assert [warning.split(": ")[1] for warning in told] == expected
+    assert events(tmp_path).count("warning") == len(warned)
+
+
+# ---------------------------------------------------------------- from an SFT adapter
+
+
+LORA = LoraConfig(rank=2, targets=("q_proj", "v_proj"))
+
+
+@pytest.fixture
+def sft(tmp_path: Path) -> Path:
+    """A base model, and an adapter of it whose B is not 0, as `mempo sft` leaves them."""
+    policy = toy_policy()
+    save_model(policy.model, policy.renderer.tokenizer, tmp_path / "base")
+    write_adapter(tmp_path / "adapter", seed=1)
+    return tmp_path
+
+
+def write_adapter(folder: Path, seed: int, dropout: float = 0.0) -> None:
+    adapted = adapt(toy_policy().model, ModelConfig(lora=dataclasses.replace(LORA, dropout=dropout)), 0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(seed))
+    save_model(adapted, toy_policy().renderer.tokenizer, folder)
+
+
+def from_sft(sft: Path, batches: int = 2) -> MempoConfig:
+    lora = dataclasses.replace(LORA, adapter=str(sft / "adapter"))
+    return toy_config(
+        run_dir=str(sft / "run"),
+        model=ModelConfig(path=str(sft / "base"), device="cpu", dtype="float32", lora=lora),
+        train=TrainConfig(batch_tasks=2, max_batches=batches, epochs=9),
+    )
+
+
+async def run_from_sft(config: MempoConfig) -> Trainer:
+    return await run_training(config, dataclasses.replace(parts(), policy=make_policy(config)))
+
+
+async def test_case_67_a_run_from_an_sft_adapter_has_that_adapter_as_its_reference_also_when_it_goes_on(
+    sft: Path,
+) -> None:
+    ids = torch.tensor([[3, 4, 5, 6]])
+    start = make_policy(from_sft(sft)).model(input_ids=ids).logits.detach()
+    for batches in (2, 3):
+        trainer = await run_from_sft(from_sft(sft, batches))
+        assert trainer.reference is not None
+        with torch.no_grad(), trainer.reference.active() as reference:
+            assert torch.equal(reference(input_ids=ids).logits, start)
+    kl = [metrics["train/kl"] for metrics in log_of(sft / "run").metrics().values()]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[1] > 1e-6
+    assert kl[2] > 1e-6
+    assert events(sft / "run").count("resumed") == 1
+
+
+@pytest.mark.parametrize(("replaced", "key"), [("base", "model.path"), ("adapter", r"model\.lora\.adapter")])
+async def test_weights_that_were_replaced_under_a_run_are_named_when_it_goes_on(
+    sft: Path, replaced: str, key: str
+) -> None:
+    await run_from_sft(from_sft(sft))
+    if replaced == "base":
+        other = toy_policy(seed=1)
+        save_model(other.model, other.renderer.tokenizer, sft / "base")
+    else:
+        write_adapter(sft / "adapter", seed=2)
+    with pytest.raises(CheckpointError, match=f"started from other weights than those that {key} now names"):
+        await run_from_sft(from_sft(sft, 3))
+
+
+async def test_with_dropout_the_kl_of_the_first_step_is_0_for_new_adapters_and_not_for_those_of_sft(sft: Path) -> None:
+    # The update drops out; the sampler and the reference do not. New adapters add 0 as long as B is 0.
+    write_adapter(sft / "adapter", seed=1, dropout=0.5)
+    await run_from_sft(from_sft(sft, 1))
+    metrics = log_of(sft / "run").metrics()[1]
+    assert metrics["train/kl"] > 1e-4
+    assert metrics["train/logprob_gap"] > 1e-3
+    config = from_sft(sft, 1)
+    model = dataclasses.replace(config.model, lora=dataclasses.replace(LORA, dropout=0.5))
+    await run_from_sft(dataclasses.replace(config, run_dir=str(sft / "new"), model=model))
+    assert log_of(sft / "new").metrics()[1]["train/kl"] == pytest.approx(0, abs=1e-6)
