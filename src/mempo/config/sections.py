@@ -86,7 +86,7 @@ class ModelConfig:
     path: Annotated[
         str, InputPath("give a model folder, a hub name, bundled:smollm2 or bundled:forgetful", or_name=True)
     ] = "bundled:smollm2"
-    """A folder (`./model`, `/data/model`), a hub name, `bundled:smollm2`, `bundled:forgetful` (the demo's), or `tiny`."""
+    """A folder (`./model`, `/data/model`), a hub name, `bundled:smollm2`, the demo's `bundled:forgetful`, or `tiny`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in memory."""
     device: str = "auto"
@@ -224,7 +224,7 @@ class MemoryConfig:
     gold: Literal["joined", "per_objective"] = "joined"
     """With several objectives: one mean over the joined answers, or the average of one mean for each."""
     aliases: Literal["first", "best"] = "first"
-    """Which gold alias is scored; `best` takes the best of the first ones of all questions, the second ones, and so on."""
+    """Which gold alias is scored; `best` is the best of the first ones of all questions, the second ones, and so on."""
     length_penalty: NonNegative = 0.0
     """Subtracted from R^M for each token of the memory; 0 as in the paper."""
     require_format: bool = False
