@@ -21,7 +21,7 @@ feed-forward width f, k key-value heads of size d, vocabulary V, c bytes of the 
                                                             and there 2 L k d w more: keys and values of trunks
 
 Lengths are the longest that the settings allow, so the estimate is for the worst batch. A policy that
-runs out of memory in the rollout or in scoring halves its batch and goes on.
+runs out of memory in the rollout or in scoring halves its batch and goes on; a reference that scores does not.
 """
 
 from __future__ import annotations
