@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.runlog.strategies import run_info
 
 from benchmarks import smollm2
 from mempo.core import Objective, StopReason, Task, Trajectory, Turn
 from mempo.data import read_tasks, write_tasks
+from mempo.runlog import RunLogWriter
 
 TASK = Task("t", (Objective("Who wrote it?", ("Ann Lee",)), Objective("Was it a book?", ("yes",))))
 
@@ -63,3 +65,14 @@ def test_a_command_that_fails_ends_the_experiment_and_does_not_count_as_run(fold
     with pytest.raises(SystemExit, match="status 3"):
         smollm2.run(("python", "-c", "raise SystemExit(3)"))
     assert list(smollm2.costs()) == ["python -c pass"]
+
+
+def test_batches_are_reported_as_means_of_six(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLogWriter.create(folder / "run.jsonl", run_info()) as log:
+        for batch in range(1, 9):
+            log.write_metrics(batch, {"reward": batch / 10, **({"train/grad_norm": 2.0} if batch > 6 else {})})
+    smollm2.print_report()
+    shown = capsys.readouterr().out
+    assert "| means of batches | 1 to 6 | 7 to 8 |" in shown
+    assert "| reward | 0.350 | 0.750 |" in shown
+    assert "| train/grad_norm |  | 2.00 |" in shown
