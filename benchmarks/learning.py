@@ -131,6 +131,7 @@ ARMS: Mapping[str, Arm] = {
     "fade-visible-0.3": Arm(memory_arm(0.3, "visible", *FADE, *TURN, *FLOOR)),
     # ... and a memory that leads to a malformed turn is worth nothing;
     "fade-strict-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT)),
+    "fade-strict-0.3": Arm(memory_arm(0.3, "visible", *FADE, *TURN, *FLOOR, *STRICT)),
     # ... or counts only where the outcome tells trajectories apart.
     "fade-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *MIXED)),
     "previous-1": Arm(memory_arm(1, "previous_memory")),

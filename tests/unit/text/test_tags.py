@@ -236,10 +236,11 @@ def _seconds(text: str) -> float:
     ["<mem>", "</mem>", "<", "</", "<mem><think><tool_call><answer>", "<mem></think>", "<mem></mem>", "<mem>x", "<m"],
 )
 @pytest.mark.parametrize("ending", ["", "</mem>", "</think></mem></answer>"])
-def test_a_hostile_megabyte_is_read_within_a_second(unit: str, ending: str) -> None:
+def test_a_hostile_megabyte_is_read_within_seconds(unit: str, ending: str) -> None:
     text = unit * (MEGABYTE // len(unit)) + ending
-    # Processor time, the best of three: the claim is about the parser, not about a busy machine.
-    assert min(_seconds(text) for _ in range(3)) < 1.0
+    # Processor time, the best of three, and far from what is usual (.5 s): a busy machine slows that down too.
+    # Work that grew with the square of the length would take hours.
+    assert min(_seconds(text) for _ in range(3)) < 5.0
     turn = parse(text, TOOLS)
     assert not turn.well_formed
     assert len(turn.problems) <= MAX_PROBLEMS_PER_CODE * len(ProblemCode)
