@@ -305,7 +305,7 @@ BATCH: Mapping[str, str] = {
 }  # fmt: skip
 
 
-WINDOW = 6
+WINDOW = 5
 """Batches of RL to a column of the report."""
 
 

@@ -67,12 +67,12 @@ def test_a_command_that_fails_ends_the_experiment_and_does_not_count_as_run(fold
     assert list(smollm2.costs()) == ["python -c pass"]
 
 
-def test_batches_are_reported_as_means_of_six(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_are_reported_as_means_of_five(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLogWriter.create(folder / "run.jsonl", run_info()) as log:
         for batch in range(1, 9):
             log.write_metrics(batch, {"reward": batch / 10, **({"train/grad_norm": 2.0} if batch > 6 else {})})
     smollm2.print_report()
     shown = capsys.readouterr().out
-    assert "| means of batches | 1 to 6 | 7 to 8 |" in shown
-    assert "| reward | 0.350 | 0.750 |" in shown
+    assert "| means of batches | 1 to 5 | 6 to 8 |" in shown
+    assert "| reward | 0.300 | 0.700 |" in shown
     assert "| train/grad_norm |  | 2.00 |" in shown
