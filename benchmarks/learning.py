@@ -278,9 +278,9 @@ async def train(cell: Cell) -> Result:
     watch = CollapseWatch(config.train.collapse_batches)
     history: list[Mapping[str, float]] = []
     evaluations, warnings = [await examine(config, parts, 0)], []
-    by_turn = config.advantage.statistics == "turn_index"
-    control: AbstractContextManager[Any] = shuffled_credit(cell.seed, by_turn)
-    credit = control if arm.kind == "shuffled" else nullcontext()
+    credit: AbstractContextManager[Any] = nullcontext()
+    if arm.kind == "shuffled":
+        credit = shuffled_credit(cell.seed, by_turn=config.advantage.statistics == "turn_index")
     with credit:
         for update in range(1, cell.updates + 1):
             try:
@@ -303,6 +303,10 @@ def settings(cell: Cell) -> Config:
     return load_config("demo", [*own, *PLAIN, *cell.overrides])
 
 
+ELSEWHERE = ("model.path", "run_dir")
+"""Where things lie says nothing of what they are."""
+
+
 def recipe(cell: Cell) -> str:
     """Tells cells apart that bear the same names: presets, regimes and cold starts change.
 
@@ -316,10 +320,6 @@ def recipe(cell: Cell) -> str:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         digest.update((Path(model_folder(config.model.path)) / name).read_bytes())
     return digest.hexdigest()[:12]
-
-
-ELSEWHERE = ("model.path", "run_dir")
-"""Where things lie says nothing of what they are."""
 
 
 def make_parts(config: Config, cell: Cell) -> RunParts:
@@ -629,13 +629,14 @@ def print_searches(results: Sequence[Result]) -> None:
     counted = [result for result in results if any(key.startswith("exact/") for key in result.end)]
     for regime in dict.fromkeys(result.cell.regime for result in counted):
         here = [result for result in counted if result.cell.regime == regime]
-        keys = [key for key in here[0].end if key.startswith("exact/")]
+        keys = sorted({key for result in here for key in result.end if key.startswith("exact/")})
         print(f"\n{regime}, exact at the end, tasks of so many searches\n")
         _row("arm", "seeds", *(key.removeprefix("exact/") for key in keys))
         _row(*["---"] + ["--:"] * (len(keys) + 1))
         for arm in dict.fromkeys(result.cell.arm for result in here):
             runs = of_arm(here, arm)
-            _row(arm, str(len(runs)), *(f"{fmean(run.end[key] for run in runs):.2f}" for key in keys))
+            known = [[run.end[key] for run in runs if key in run.end] for key in keys]
+            _row(arm, str(len(runs)), *(f"{fmean(values):.2f}" if values else "" for values in known))
 
 
 SIGNALS: Mapping[str, str] = {

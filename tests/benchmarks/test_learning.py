@@ -238,3 +238,17 @@ def test_the_table_of_searches_leaves_out_runs_that_did_not_count_them(capsys: p
     learning.print_searches([old, new])
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:] == ["| arm | seeds | 2 | 3 |", "| --- | --: | --: | --: |", "| grpo | 1 | 0.50 | 0.25 |"]
+
+
+def test_the_table_of_searches_takes_what_there_is_where_the_tasks_of_a_seed_lack_a_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [result(seed, [0.1, 0.2]) for seed in (0, 1)]
+    counts = [{"exact/3": 0.25}, {"exact/2": 0.5, "exact/3": 0.75}]
+    learning.print_searches(
+        [
+            replace(run, evaluations=[{**e, **own} for e in run.evaluations])
+            for run, own in zip(runs, counts, strict=True)
+        ]
+    )
+    assert "| grpo | 2 | 0.50 | 0.50 |" in capsys.readouterr().out.splitlines()
