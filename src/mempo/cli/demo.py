@@ -110,18 +110,16 @@ def _learn(args: Args, settings: list[str], console: Console) -> list[Outcome]:
     shown = _forgetful_task(before)
     console.rule("before training: it forgets")
     _show(before[shown], console)
-    after: Sequence[Trajectory] = before
-    trained = config
     for name, (row, overrides) in METHODS.items():
         folder = args.out / name.lower()
         console.rule(f"training with {name}: mempo train demo {' '.join(overrides)}")
         train("mempo train", ["demo", *settings, "--run-dir", str(folder), *overrides])
         trained = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / "final")))
-        after = _evaluate(trained, trained.context)
-        outcomes.append(Outcome(row, after))
+        outcomes.append(Outcome(row, _evaluate(trained, trained.context)))
+    after = outcomes[-1].trajectories[shown]
     outcomes.append(Outcome("MemPO, all turns", _evaluate(trained, all_turns)))
     console.rule("after training with MemPO: the same task")
-    _show(after[shown], console)
+    _show(after, console)
     return outcomes
 
 
