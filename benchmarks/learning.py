@@ -629,7 +629,8 @@ def print_searches(results: Sequence[Result]) -> None:
     counted = [result for result in results if any(key.startswith("exact/") for key in result.end)]
     for regime in dict.fromkeys(result.cell.regime for result in counted):
         here = [result for result in counted if result.cell.regime == regime]
-        keys = sorted({key for result in here for key in result.end if key.startswith("exact/")})
+        found = {key for result in here for key in result.end if key.startswith("exact/")}
+        keys = sorted(found, key=lambda key: int(key.removeprefix("exact/")))
         print(f"\n{regime}, exact at the end, tasks of so many searches\n")
         _row("arm", "seeds", *(key.removeprefix("exact/") for key in keys))
         _row(*["---"] + ["--:"] * (len(keys) + 1))
