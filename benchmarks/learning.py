@@ -132,7 +132,10 @@ ARMS: Mapping[str, Arm] = {
     # ... and a memory that leads to a malformed turn is worth nothing;
     "fade-strict-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT)),
     "fade-strict-0.3": Arm(memory_arm(0.3, "visible", *FADE, *TURN, *FLOOR, *STRICT)),
-    # ... or counts only where the outcome tells trajectories apart.
+    # ... and is not blown up to a spread of 1 at all;
+    "fade-strict-plain-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *STRICT, "--advantage.normaliser", "mean")),
+    # ... and counts only where the outcome tells trajectories apart;
+    "fade-strict-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *STRICT, *MIXED)),
     "fade-mixed-1": Arm(memory_arm(1, "visible", *FADE, *TURN, *FLOOR, *MIXED)),
     "previous-1": Arm(memory_arm(1, "previous_memory")),
     "none-1": Arm(memory_arm(1, "none")),
@@ -156,7 +159,9 @@ LONG = ("--rollout.max-turns", "12", "--rollout.max-response-tokens", "160")
 SOLID = (*LONG, "--model.path", "./benchmarks/forgetful_k4", "--train.batch-tasks", "4")
 G4 = ("--rollout.group-size", "4")
 
-REGIMES: Mapping[str, Regime] = {
+DECAY = ("--optimizer.schedule", "linear")
+
+STEADY: Mapping[str, Regime] = {
     "k2-g8": Regime(2),
     "k2-g4": Regime(2, G4),
     "k2-scarce": Regime(2, ("--train.batch-tasks", "2")),
@@ -169,6 +174,12 @@ REGIMES: Mapping[str, Regime] = {
     "k4-g8": Regime(4, SOLID),
     "k4-g4": Regime(4, (*SOLID, *G4)),
     "k4-mean": Regime(4, (*SOLID, "--reward.correctness", "mean_em")),
+}
+"""Regimes with a learning rate that stays."""
+REGIMES: Mapping[str, Regime] = {
+    **STEADY,
+    # ... and those in which it falls to 0: the last updates do not decide where a run ends.
+    **{f"{name}-decay": regime._replace(overrides=(*regime.overrides, *DECAY)) for name, regime in STEADY.items()},
 }
 
 CURVES = (

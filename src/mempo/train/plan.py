@@ -15,7 +15,8 @@ feed-forward width f, k key-value heads of size d, vocabulary V, c bytes of the 
                                                             made again, and their gradients (measured: about 4)
     head          3 * 1024 V 4 + V h 4                      a chunk of logits, its softmax and gradient; the
                                                             projection's gradient, or its float32 copy
-    KV cache      rows (prompt + response) 2 L k d w        at the longest prompt and response
+    KV cache      rows (prompt + response) 2 L k d w        at the longest prompt and response; evaluation may
+                                                            sample other numbers of rows at a time than training
     forward       tokens (8 h + 3 f) c                      one layer at work, without gradient: all prompts at
                                                             once in the rollout, memory.batch_tokens in scoring,
                                                             and there 2 L k d w more: keys and values of trunks
@@ -125,7 +126,11 @@ def make_plan(config: Config) -> Plan:
     kept = layers * width * computed + 3 * layer if config.optimizer.gradient_checkpointing else layers * layer
     at_work = layer
     forward = (8 * width + 3 * inner) * weight
-    rows_at_once = min(rollout.concurrency, MAX_ROLLOUT_ROWS, trajectories)
+    most_rows = min(rollout.concurrency, MAX_ROLLOUT_ROWS)
+    rows_at_once = min(most_rows, trajectories)
+    eval_rows = min(most_rows, config.eval.max_tasks or most_rows) if config.eval.every_batches else 0
+    cache_of_row = row_tokens * 2 * layers * kv_width * weight
+    prefill_of_row = rollout.max_prompt_tokens * forward
     parts = {
         "weights": parameters * weight + adapters * trained,
         "reference": _reference_bytes(config, parameters * weight, adapters * trained),
@@ -133,8 +138,8 @@ def make_plan(config: Config) -> Plan:
         "gradients": trainable * trained,
         "activations": micro_tokens * (kept + at_work),
         "head": 3 * LOGIT_CHUNK_TOKENS * vocabulary * 4 + vocabulary * width * 4,
-        "kv_cache": rows_at_once * row_tokens * 2 * layers * kv_width * weight,
-        "prefill": rows_at_once * rollout.max_prompt_tokens * forward,
+        "kv_cache": rows_at_once * cache_of_row,
+        "prefill": rows_at_once * prefill_of_row,
         "scoring": config.memory.batch_tokens * (forward + 2 * layers * kv_width * weight),
     }
     held = parts["weights"] + parts["reference"] + parts["optimizer"]
@@ -153,6 +158,7 @@ def make_plan(config: Config) -> Plan:
             "rollout": held + parts["kv_cache"] + parts["prefill"],
             "scoring": held + parts["scoring"] if config.advantage.alpha else held,
             "update": held + parts["gradients"] + parts["activations"] + parts["head"],
+            "evaluation": held + eval_rows * (cache_of_row + prefill_of_row),
         },
     )
 

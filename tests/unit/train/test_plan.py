@@ -13,6 +13,7 @@ import pytest
 from mempo.config import (
     AdvantageConfig,
     Config,
+    EvalConfig,
     LoraConfig,
     LossConfig,
     MemoryConfig,
@@ -87,6 +88,18 @@ def test_the_cache_holds_every_row_that_runs_at_once() -> None:
     assert small_batch.trajectories == 4
     assert small_batch.rows == 64
     assert small_batch.tokens == 64 * 5120
+
+
+def test_an_evaluation_may_need_more_than_the_rollout_of_a_small_batch() -> None:
+    small = {"rollout": RolloutConfig(group_size=2, concurrency=10), "train": TrainConfig(batch_tasks=2)}
+    never = make_plan(config(**small))
+    assert never.phases["evaluation"] < never.phases["rollout"]
+    tasks = EvalConfig(files=("held-out.jsonl",), every_batches=1)
+    whole = make_plan(config(**small, eval=tasks))
+    of_rows = whole.bytes["kv_cache"] + whole.bytes["prefill"]
+    assert whole.phases["evaluation"] - whole.phases["rollout"] == of_rows * 10 // 4 - of_rows
+    few = make_plan(config(**small, eval=dataclasses.replace(tasks, max_tasks=4)))
+    assert few.phases["evaluation"] == few.phases["rollout"]
 
 
 def test_checkpointed_gradients_keep_less() -> None:
