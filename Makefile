@@ -59,11 +59,11 @@ forgetful: install
 	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/second --sft.files $(FOLDER)/teacher.jsonl \
 		--model.path ./$(FOLDER)/first/sft/final --seed 1 --sft.epochs 3 $(GO_ON) 2e-3
 
-# The same for tasks of four questions, in three lessons on worlds of their own; benchmarks/forgetful_k4 is what it left.
+# The same for tasks of four questions, in four lessons on worlds of their own; benchmarks/forgetful_k4 is what it left.
 forgetful-k4: FOLDER = runs/forgetful-k4
 forgetful-k4: LONG = --rollout.max-turns 12 --rollout.max-response-tokens 160
 forgetful-k4: install
-	for seed in 0 1 2; do \
+	for seed in 0 1 2 3 4; do \
 		$(BIN)/mempo data world --mode closed --split train --objectives 4 --seed $$seed --tasks 3500 \
 			--out $(FOLDER)/world-$$seed && \
 		$(BIN)/mempo data teach $(FOLDER)/world-$$seed/tasks_train.jsonl --corpus $(FOLDER)/world-$$seed/corpus.jsonl \
@@ -74,6 +74,9 @@ forgetful-k4: install
 		--model.path ./$(FOLDER)/first/sft/final $(GO_ON) 2e-3
 	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/third --sft.files $(FOLDER)/teacher-2.jsonl $(LONG) \
 		--model.path ./$(FOLDER)/second/sft/final $(GO_ON) 1e-3
+	$(BIN)/mempo sft configs/forgetful.toml --run-dir $(FOLDER)/fourth $(LONG) \
+		--sft.files $(FOLDER)/teacher-3.jsonl $(FOLDER)/teacher-4.jsonl --sft.epochs 2 \
+		--model.path ./$(FOLDER)/third/sft/final $(GO_ON) 1.5e-3
 
 # A lesson that goes on from the one before.
 GO_ON = --sft.prompt-weight 0 --sft.optimizer.stable-share 0 --sft.optimizer.learning-rate

@@ -10,7 +10,7 @@ order and draw from the same seeds: differences are taken pair by pair. Each run
 one thread and repeats bit for bit. Retrievers are in memory, one for training and one for evaluation.
 
 The regimes `k2-*` start from the policy that comes with the package, `k4-*` from the one in
-benchmarks/forgetful_k4, which `make forgetful-k4` left (about half an hour of one core; another
+benchmarks/forgetful_k4, which `make forgetful-k4` left (about three quarters of an hour of one core; another
 machine's arithmetic may end in other weights).
 """
 
@@ -159,7 +159,7 @@ LONG = ("--rollout.max-turns", "12", "--rollout.max-response-tokens", "160")
 SOLID = (*LONG, "--model.path", "./benchmarks/forgetful_k4", "--train.batch-tasks", "4")
 G4 = ("--rollout.group-size", "4")
 
-DECAY = ("--optimizer.schedule", "linear")
+DECAY = ("--optimizer.schedule", "linear", "--optimizer.stable-share", "0.5")
 
 STEADY: Mapping[str, Regime] = {
     "k2-g8": Regime(2),
@@ -178,7 +178,7 @@ STEADY: Mapping[str, Regime] = {
 """Regimes with a learning rate that stays."""
 REGIMES: Mapping[str, Regime] = {
     **STEADY,
-    # ... and those in which it falls to 0: the last updates do not decide where a run ends.
+    # ... and those in which it falls to 0 over the second half: the last updates do not decide where a run ends.
     **{f"{name}-decay": regime._replace(overrides=(*regime.overrides, *DECAY)) for name, regime in STEADY.items()},
 }
 

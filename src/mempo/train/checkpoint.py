@@ -175,7 +175,10 @@ def writing_aside(place: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             yield aside
+            # safetensors writes files that only their owner may read: a server of another user could not load them.
+            readable = aside.stat().st_mode & 0o666
             for name in _file_names(aside):
+                (aside / name).chmod(readable)
                 _sync(aside / name)
             for parent, _, _ in os.walk(aside):
                 _sync(Path(parent))

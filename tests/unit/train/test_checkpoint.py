@@ -136,6 +136,12 @@ def test_a_checkpoint_holds_what_it_says(tmp_path: Path) -> None:
     assert checkpoint.config == toy_config()
 
 
+def test_files_may_be_read_by_all_who_may_read_their_folder(tmp_path: Path) -> None:
+    place = save(toy_trainer(), tmp_path).path
+    files = [path for path in place.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {place.stat().st_mode & 0o666}
+
+
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     config = toy_config(checkpoint=CheckpointConfig(keep=2))
     trainer = toy_trainer(config)
