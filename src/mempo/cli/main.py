@@ -36,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "data teach": Command("mempo.cli.world:teach", "let a scripted searcher play tasks: cold-start trajectories"),
     "run": Command("mempo.cli.run:run", "ask an agent a question and watch its turns"),
     "rollout": Command("mempo.cli.rollout:run", "run an agent on a file of tasks; resumable"),
+    "show": Command("mempo.cli.show:run", "show the trajectories of a run, turn by turn"),
     "score": Command("mempo.cli.score:run", "score a file of answers against a task file: EM and F1 with intervals"),
     "sft": Command("mempo.cli.sft:sft", "behaviour cloning: teach a policy the format from a teacher's trajectories"),
     "sft-data": Command("mempo.cli.sft:sft_data", "sample a teacher and keep what is worth learning from, cost first"),
