@@ -14,9 +14,10 @@ from tests.services.processes import MempoServer
 from tests.services.stubs import StubServer, echo_result, json_reply, retriever
 
 from mempo.cli.main import main
-from mempo.core import Objective, StopReason, Task, derive_seed
+from mempo.config import Config
+from mempo.core import Objective, StopReason, Task, Trajectory, Turn, derive_seed
 from mempo.data import write_tasks
-from mempo.runlog import EventRecord, ResumeRecord, TrajectoryRecord, read_runlog
+from mempo.runlog import EventRecord, ResumeRecord, RunLogWriter, TrajectoryRecord, collect_run_info, read_runlog
 
 CALL = '<mem>m</mem><think>t</think><tool_call>{"name": "search", "arguments": {"query": "capital"}}</tool_call>'
 ANSWER = "<mem>It is Paris.</mem><think>done</think><answer>Paris</answer>"
@@ -165,6 +166,31 @@ def test_other_settings_are_refused_unless_told(run: Run, capsys: pytest.Capture
     assert len(run.tries()) == 4
     # The settings of the last run are now those of the log.
     assert run("--temperature", "0.5", "--context.prompts", "compact") == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_the_folder_of_a_training_is_refused_in_one_line_and_left_alone(
+    run: Run, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.out.mkdir()
+    turn = Turn(0, "", answer="Paris")
+    task = Task("t0", (Objective("Another question?", ("Paris",)),))
+    with RunLogWriter.create(run.log, collect_run_info(Config(), seeds={"run": 0})) as log:
+        log.write_trajectory(Trajectory(task, 0, (turn,), StopReason.ANSWERED, seed=0), step=1)
+    before = run.log.read_bytes()
+    assert run(*options) == 1
+    expected = f"error: {run.log} is of a training, not of `mempo rollout`: name another folder with --out\n"
+    assert capsys.readouterr().err == expected
+    assert run.log.read_bytes() == before
+
+
+def test_the_log_of_a_teacher_in_the_place_of_a_rollouts_is_refused(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taught = ["data", "teach", str(run.tasks), *run.searching, "--out", str(run.log), "--limit", "0"]
+    assert main(taught) == 0
+    assert run("--resume") == 1
+    assert "is of `mempo data teach`, not of `mempo rollout`" in capsys.readouterr().err
 
 
 def test_a_task_of_the_same_id_but_another_content_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

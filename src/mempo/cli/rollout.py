@@ -36,7 +36,15 @@ from mempo.rewards import Mode, score_task, trajectory_scores
 from mempo.rewards.summary import ScoreSummary, summarise_by_source
 from mempo.rollout import RolloutHooks, make_context, make_rollout
 from mempo.rollout.progress import RolloutProgress, TryResult
-from mempo.rollout.resume import TryId, check_same_run, check_same_tasks, last_tries, open_tries, try_id
+from mempo.rollout.resume import (
+    TryId,
+    check_same_kind,
+    check_same_run,
+    check_same_tasks,
+    last_tries,
+    open_tries,
+    try_id,
+)
 from mempo.runlog import RunInfo, RunLogWriter, collect_run_info, killed_in_header, read_runlog
 from mempo.text.prompts import prompts_hash
 
@@ -82,7 +90,7 @@ class Args:
     mode: Mode = "qa"
     """How answers are compared in the summary."""
     resume: bool = False
-    """Go on with the log in --out although settings have changed."""
+    """Go on with the rollout in --out although settings have changed."""
     json: bool = False
     """Print the summary as JSON."""
 
@@ -126,6 +134,7 @@ def _read_results(path: Path, tasks: Sequence[Task], info: RunInfo, *, resume: b
     if not path.exists() or killed_in_header(path):
         return {}
     log = read_runlog(path)
+    check_same_kind(log, info)
     check_same_tasks(log, tasks)
     if not resume:
         check_same_run(log, info, ignored=NOT_COMPARED)

@@ -13,6 +13,9 @@ T = TypeVar("T")
 TryId = tuple[str, int]
 """A task's id and the index of the try at it."""
 
+KINDS = {"run_dir": "a training", "policy.model": "`mempo rollout`", "flaw.habit": "`mempo data teach`"}
+"""What made a log, by a setting that nothing else has."""
+
 
 def try_id(trajectory: Trajectory) -> TryId:
     return trajectory.task.id, trajectory.rollout
@@ -30,6 +33,13 @@ def open_tries(tasks: Sequence[Task], group_size: int, done: Iterable[TryId]) ->
     """The tries that are left to make, all of one task before those of the next."""
     finished = set(done)
     return ((task, index) for task in tasks for index in range(group_size) if (task.id, index) not in finished)
+
+
+def check_same_kind(log: RunLog, run: RunInfo) -> None:
+    """Raise a ConfigError where the log is of another kind of run, a training for instance."""
+    before, now = (_kind(info) for info in (log.header.run, run))
+    if before != now:
+        raise ConfigError(f"{log.path} is of {before}, not of {now}: name another folder with --out")
 
 
 def check_same_run(log: RunLog, run: RunInfo, *, ignored: Iterable[str] = ()) -> None:
@@ -68,6 +78,10 @@ def check_same_tasks(log: RunLog, tasks: Sequence[Task]) -> None:
                 field="task",
                 value=task.id,
             )
+
+
+def _kind(run: RunInfo) -> str:
+    return next((kind for setting, kind in KINDS.items() if setting in run.config), "another command")
 
 
 def _last_run(log: RunLog) -> RunInfo:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempo.config import RolloutConfig
+from mempo.config import Config, RolloutConfig
 from mempo.core import ConfigError, Objective, RunLogError, StopReason, Task, Trajectory, Turn
-from mempo.rollout.resume import check_same_run, check_same_tasks, last_tries, open_tries
+from mempo.rollout.resume import check_same_kind, check_same_run, check_same_tasks, last_tries, open_tries
 from mempo.runlog import RunLogWriter, collect_run_info, is_runlog, read_runlog
 
 TASKS = [Task(f"t{i}", (Objective(f"Question {i}?", ("a",)),)) for i in range(3)]
@@ -56,6 +56,17 @@ def test_settings_are_compared_with_those_of_the_last_run(tmp_path: Path) -> Non
     check_same_run(log, hotter)
     with pytest.raises(ConfigError, match=r"temperature: 0\.5 in the log, 1\.0 now"):
         check_same_run(log, RUN)
+
+
+def test_a_log_of_another_kind_of_run_is_told_by_its_settings(tmp_path: Path) -> None:
+    training = collect_run_info(Config(), seeds={"run": 0})
+    log = read_runlog(write(tmp_path))
+    check_same_kind(log, RUN)
+    with pytest.raises(ConfigError, match="is of another command, not of a training: name another folder with --out"):
+        check_same_kind(log, training)
+    # What a log began as counts, also where something else was written to it later.
+    RunLogWriter.resume(log.path, training, from_step=0).close()
+    check_same_kind(log, RUN)
 
 
 def test_a_task_whose_content_changed_is_refused_and_unknown_ones_are_not_judged(tmp_path: Path) -> None:
