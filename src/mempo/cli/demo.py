@@ -61,7 +61,7 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
 @dataclass(frozen=True)
 class Args:
     out: Path = Path("runs/demo")
-    """Folder for the world, the indexes and the runs; it must not hold an earlier demo."""
+    """Folder for the world, the indexes and the runs; it must not hold an earlier demo; `make demo` removes it."""
     seed: int = 0
     """Seed of the world and of training."""
     batches: int = 60
@@ -87,7 +87,7 @@ def run(prog: str, argv: Sequence[str]) -> int:
             raise ConfigError(f"{option} must be at least 1 (got {value})")
     if args.out.exists() and any(args.out.iterdir()):
         raise ConfigError(f"{args.out} is not empty: remove it, or choose another folder with --out")
-    console.rule("a world of its own, and a retriever process for training and one for evaluation")
+    console.rule("a world of its own, and a retriever process for each split")
     _make_world(args, load_config("demo").train.batch_tasks)
     with ExitStack() as stack:
         urls = {name: stack.enter_context(_retriever(args.out, name)) for name in ("train", "eval")}

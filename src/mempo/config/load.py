@@ -99,10 +99,15 @@ def check(config: Any) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def require_inputs(config: Any) -> None:
-    """Raise a ConfigError that lists every input file that is not there, and how to get it."""
+def require_inputs(config: Any, *, unread: Sequence[str] = ()) -> None:
+    """Raise a ConfigError that lists every input file that is not there, and how to get it.
+
+    `unread` are the keys of files that the caller does not read.
+    """
     lines, hints = [], key_types(type(config))
     for key, value in key_values(config).items():
+        if key in unread:
+            continue
         for rule in annotated_with(hints[key], InputPath):
             for path in _paths(value, rule):
                 if not os.path.exists(path):

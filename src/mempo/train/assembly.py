@@ -41,9 +41,10 @@ def make_policy(config: Config) -> LocalPolicy:
     longest prompt and response.
     """
     settings = config.model
+    device = resolve_device(settings.device)
     tokenizer = tiny_tokenizer() if settings.path == TINY else load_tokenizer(settings.path)
     model = adapt(base_model(config, len(tokenizer)), settings, config.seed)
-    model = to_device(model, resolve_device(settings.device))
+    model = to_device(model, device)
     renderer = Renderer(tokenizer, config.context.layout, end_ids=end_token_ids(model, tokenizer))
     policy = LocalPolicy(
         model.eval(),

@@ -58,7 +58,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    return pytest.importorskip("wandb", reason="wandb is not installed: pip install 'mempo[log]'")
+    return pytest.importorskip("wandb", reason="wandb is not installed: pip install -e '.[log]'")
 
 
 def wandb_records(folder: Path) -> list[Any]:
@@ -141,5 +141,5 @@ def test_a_missing_package_is_named_with_its_remedy(
 ) -> None:
     blocked = "torch.utils.tensorboard" if module == "tensorboard" else module
     monkeypatch.setitem(sys.modules, blocked, None)
-    with ExitStack() as stack, pytest.raises(MissingExtraError, match=rf"{module} is not installed.*mempo\[log\]"):
+    with ExitStack() as stack, pytest.raises(MissingExtraError, match=rf"{module} is not installed.*-e '\.\[log\]'"):
         observers(config(tmp_path, **{key: value}), stack)

@@ -281,7 +281,9 @@ def test_case_78_a_missing_input_is_named_with_its_path_and_how_to_make_it(tmp_p
     assert str(tmp_path / "not there.jsonl") in by_key["tasks.files"]
     assert "mempo data compose" in by_key["tasks.files"]
     assert str(tmp_path.parent / "no model") in by_key["model.path"]
-    assert "teacher" in by_key["sft.files"]
+    assert "`mempo data teach` or `mempo sft-data`" in by_key["sft.files"]
+    with pytest.raises(ConfigError, match=r"^model\.path: [^\n]*$"):
+        require_inputs(config, unread=("tasks.files", "sft.files"))
 
 
 def test_names_of_models_are_not_taken_for_paths(tmp_path: Path) -> None:

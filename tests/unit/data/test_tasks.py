@@ -453,7 +453,7 @@ def test_reading_needs_pyarrow_only_for_parquet_and_says_which_extra(
     write_tasks(path, [TASKS["verl"]])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'mempo\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[data\]'"):
         read_tasks(path)
     assert len(read_tasks(write_rows(tmp_path / "a.jsonl", OWN))) == 1
 

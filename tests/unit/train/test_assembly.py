@@ -87,6 +87,8 @@ def test_an_adapter_is_gone_on_with_where_it_is_named(saved: Path, tmp_path: Pat
     assert all(bool((p == 0.5).all()) and p.requires_grad for name, p in loaded.items() if "lora_B" in name)
     with pytest.raises(ConfigError, match=r"rank is 4, but the adapter in .*sft has rank 2"):
         make_policy(config_of(saved, lora=dataclasses.replace(named, rank=4)))
+    with pytest.raises(ConfigError, match=r"the adapter '.*nothing': there is no such folder"):
+        make_policy(config_of(saved, lora=dataclasses.replace(lora, adapter=str(tmp_path / "nothing"))))
     with pytest.raises(ConfigError, match=r"holds an adapter, not a model.*model\.lora\.adapter"):
         make_policy(config_of(tmp_path / "sft"))
 
@@ -133,9 +135,9 @@ def test_adapters_on_layers_that_are_not_there_are_refused_with_those_that_are(s
 
 
 @pytest.mark.parametrize("device", ["tpu:9", "nonsense"])
-def test_a_device_that_is_not_there_is_refused_with_its_key(saved: Path, device: str) -> None:
-    config = config_of(saved)
-    with pytest.raises(ConfigError, match=rf"model\.device '{device}' cannot be used"):
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_looked_for(tmp_path: Path, device: str) -> None:
+    config = config_of(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=rf"the device '{device}' cannot be used"):
         make_policy(dataclasses.replace(config, model=dataclasses.replace(config.model, device=device)))
 
 
