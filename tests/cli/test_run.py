@@ -136,8 +136,9 @@ def test_a_server_whose_context_is_too_small_is_refused_at_the_start(
     with StubServer(answer) as stub:
         assert main(["run", "France?", "--base-url", stub.url, "--model", "m", "--corpus", corpus]) == 1
     message = capsys.readouterr().err
-    assert "rollout.max_prompt_tokens 4096 + rollout.max_response_tokens 1024 = 5120" in message
-    assert "4000" in message
+    assert "--max-prompt-tokens 4096 + --max-response-tokens 1024 = 5120, but the context of m is 4000" in message
+    fitting = message.strip().partition("These lengths fit: ")[2]
+    assert fitting == "--max-prompt-tokens 3200 --max-response-tokens 800 --max-observation-tokens 781"
 
 
 def test_a_retriever_that_does_not_answer_is_named_before_anything_is_asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,17 @@ def test_a_tiny_policy_is_cloned_saved_and_logged(
 
 
 def test_an_interrupted_run_goes_on_to_the_same_weights(
-    taught: Path, tmp_path: Path, interrupted_after: list[int]
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: list[int]
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main(["sft", settings(taught, whole)]) == 0
     interrupted_after.append(6)
     assert main(["sft", settings(taught, cut)]) == EXIT_INTERRUPTED
-    assert find_checkpoint(cut / "sft")[0].manifest.steps_done == 6
+    saved = find_checkpoint(cut / "sft")[0]
+    assert saved.manifest.steps_done == 6
+    assert f"saved {saved.path}: the same command goes on from there\n" in capsys.readouterr().err
     assert main(["sft", settings(taught, cut)]) == 0
+    assert re.search(rf"going on from step 6 of \d+: {saved.path}\n", capsys.readouterr().err)
 
     for name in ("final", "checkpoints/" + (whole / "sft/checkpoints/latest").read_text().strip() + "/model"):
         expected = load_file(whole / "sft" / name / "model.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -161,6 +162,7 @@ def test_ctrl_c_and_a_polite_end_save_and_tell_it_by_the_status(
     [checkpoint] = (run / "checkpoints").glob("batch-*")
     done = int(checkpoint.name.removeprefix("batch-"))
     assert list(read_runlog(run / "run.jsonl").metrics()) == list(range(1, done + 1))
+    assert err.splitlines()[0] == f"saved {checkpoint}: the same command goes on from there"
 
 
 def test_case_73_the_retriever_of_evaluation_is_not_taken_for_that_of_training(place: Path) -> None:
@@ -183,6 +185,12 @@ def test_a_checkpoint_is_exported(place: Path, whole: Path) -> None:
     out = passed("export", str(whole / "checkpoints" / "batch-000004"), "--out", str(place / "four"))
     assert "batch-000004, 4 optimiser steps" in out
     assert AutoModelForCausalLM.from_pretrained(place / "four").num_parameters()
+    asked = shlex.split(out.splitlines()[-1].removeprefix("ask it: "))
+    assert asked[:3] == ["mempo", "run", "QUESTION"]
+    # The toy's context holds less than the lengths of `mempo run`. Whether it answers is another question.
+    ran, err = mempo(*asked[1:], "--json").communicate()
+    assert err == ""
+    assert json.loads(ran.splitlines()[-1])["type"] == "end"
     passed("export", str(whole), "--out", str(place / "newest"))
     newest = AutoModelForCausalLM.from_pretrained(place / "newest")
     assert all(torch.equal(p, final_weights(whole)[name]) for name, p in newest.named_parameters())

@@ -82,10 +82,12 @@ class DataArgs:
 
 def sft(prog: str, argv: Sequence[str]) -> int:
     args, overrides = tyro.cli(SftArgs, prog=prog, args=list(argv), description=SFT_HELP, return_unknown_args=True)
+    if "--dry-run" in overrides:
+        raise ConfigError("mempo sft makes no plan; `mempo train CONFIG --dry-run` makes that of the run after it")
     config = load_config(args.config, overrides)
     if not config.sft.files:
         raise ConfigError("sft.files is empty: name run logs with trajectories; `mempo data teach` writes such")
-    require_inputs(config)
+    require_inputs(config, unread=("tasks.files", "eval.files"))
     try:
         from mempo.train.assembly import make_policy
         from mempo.train.sft_run import run_sft
@@ -101,7 +103,7 @@ def sft(prog: str, argv: Sequence[str]) -> int:
             for watch in watchers:
                 watch("sft", result.step, result.metrics)
 
-        run = run_sft(config, make_policy(config), tools, observe=observe, warn=_warn)
+        run = run_sft(config, make_policy(config), tools, observe=observe, warn=_warn, note=_note)
     counts, progress = run.data.counts, run.trainer.progress
     print(
         f"trajectories: {', '.join(f'{counts[verdict]} {verdict}' for verdict in Verdict)}; "
@@ -262,3 +264,7 @@ def _lowest(loss: float) -> str:
 
 def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr)

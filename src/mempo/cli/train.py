@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Annotated
 import tyro
 
 from mempo.cli.wiring import make_http_retriever
-from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
+from mempo.config import Config, ModelConfig, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import ConfigError, MissingExtraError, RetrievalError, WrongServiceError
 from mempo.env.search import SearchTool
 from mempo.retrieval.client import HttpRetriever
+from mempo.runlog.secrets import redact_text
 
 TRAIN_HELP = f"""Train a policy with MemPO, or go on with a run that was interrupted.
 
@@ -71,7 +73,8 @@ def train(prog: str, argv: Sequence[str]) -> int:
         return 0
     if not config.tasks.files:
         raise ConfigError("tasks.files is empty: name what to train on; `mempo data world` makes tasks")
-    require_inputs(config)
+    require_inputs(config, unread=("sft.files", *(() if config.eval.every_batches else ("eval.files",))))
+    _check_model(config.model)
     try:
         with ExitStack() as stack:
             return asyncio.run(_train(config, stack))
@@ -90,7 +93,30 @@ def export(prog: str, argv: Sequence[str]) -> int:
         _warn(str(fault))
     export_checkpoint(checkpoint, args.out)
     print(f"wrote {args.out}: {checkpoint.path.name}, {checkpoint.manifest.steps_done} optimiser steps")
+    print(f"ask it: {_run_command(checkpoint.config, args.out)}")
     return 0
+
+
+def _run_command(config: Config, model: Path) -> str:
+    """How `mempo run` shows a model what it saw in training: the options whose defaults are others."""
+    from mempo.cli.run import Args
+
+    usual = Args(())
+    lengths = ("max_turns", "max_prompt_tokens", "max_response_tokens", "max_observation_tokens")
+    options = [
+        ("dtype", config.model.dtype, usual.policy.dtype),
+        ("retriever", redact_text(config.retriever.url), RetrieverConfig().url),
+        ("top_k", config.retriever.top_k, usual.tools.top_k),
+        *((name, getattr(config.rollout, name), getattr(usual.sampling, name)) for name in lengths),
+        *((f"context.{name}", value, getattr(usual.context, name)) for name, value in vars(config.context).items()),
+    ]
+    words = ["mempo", "run", "QUESTION", "--model", str(model)]
+    for name, value, default in options:
+        if value is False and default:
+            words.append(f"--{name.replace('context.', 'context.no-')}")
+        elif value != default:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 async def _train(config: Config, stack: ExitStack) -> int:
@@ -125,7 +151,7 @@ async def _train(config: Config, stack: ExitStack) -> int:
             for watcher in watching:
                 watcher(split, step, metrics)
 
-        trainer = await run_training(config, parts, observe=observe, warn=_warn)
+        trainer = await run_training(config, parts, observe=observe, warn=_warn, note=_note)
     finally:
         await train_retriever.aclose()
         await eval_retriever.aclose()
@@ -150,8 +176,20 @@ async def _check(retriever: HttpRetriever, settings: RetrieverConfig) -> None:
         ) from error
 
 
+def _check_model(settings: ModelConfig) -> None:
+    """What can be known without loading a model, before retrievers are asked."""
+    from mempo.policy.models import check_folder, resolve_device
+
+    resolve_device(settings.device)
+    check_folder(settings.path)
+
+
 def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def _require_training() -> None:

@@ -79,7 +79,7 @@ def make_policy(args: PolicyArgs, rollout: RolloutConfig, context: ContextConfig
         context_tokens=rollout.max_model_tokens,
         min_response_tokens=rollout.min_response_tokens,
     )
-    check_room(rollout, policy.context_tokens, policy.name)
+    check_room(rollout, policy.context_tokens, policy.name, option="--{}")
     return policy
 
 
@@ -100,7 +100,7 @@ async def check_policy(policy: Policy, rollout: RolloutConfig) -> None:
 
     if isinstance(policy, OpenAIPolicy):
         await policy.abilities()
-        check_room(rollout, policy.context_tokens, policy.name)
+        check_room(rollout, policy.context_tokens, policy.name, option="--{}")
 
 
 @asynccontextmanager

@@ -41,14 +41,25 @@ def make_rollout(
     )
 
 
-def check_room(rollout: RolloutConfig, context_tokens: int | None, model: str) -> None:
-    """Raise a ConfigError where a model's context, if it is known, cannot hold the longest prompt and response."""
+def check_room(rollout: RolloutConfig, context_tokens: int | None, model: str, *, option: str = "--rollout.{}") -> None:
+    """Raise a ConfigError where a model's context, if it is known, cannot hold the longest prompt and response.
+
+    It says which lengths would fit; `option` is how the command line that was used names a setting.
+    """
     prompt, response = rollout.max_prompt_tokens, rollout.max_response_tokens
-    if context_tokens is not None and prompt + response > context_tokens:
-        raise ConfigError(
-            f"rollout.max_prompt_tokens {prompt} + rollout.max_response_tokens {response} = {prompt + response}, "
-            f"but the context of {model} is {context_tokens} tokens: lower one of them"
-        )
+    if context_tokens is None or prompt + response <= context_tokens:
+        return
+    # In the same proportions, and the observation below the prompt that has to hold it.
+    less_response = max(rollout.min_response_tokens, response * context_tokens // (prompt + response))
+    less_prompt = context_tokens - less_response
+    observation = min(rollout.max_observation_tokens, less_prompt * rollout.max_observation_tokens // prompt)
+    fitting = {"prompt": less_prompt, "response": less_response, "observation": min(observation, less_prompt - 1)}
+    names = {part: option.format(f"max-{part}-tokens") for part in fitting}
+    raise ConfigError(
+        f"{names['prompt']} {prompt} + {names['response']} {response} = {prompt + response}, but the context of "
+        f"{model} is {context_tokens} tokens. These lengths fit: "
+        + " ".join(f"{names[part]} {tokens}" for part, tokens in fitting.items())
+    )
 
 
 def make_context(context: ContextConfig) -> ContextPolicy:

@@ -38,12 +38,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from mempo.config import Config
 from mempo.core import ConfigError
-from mempo.policy.models import BUNDLED_SMOLLM2, DTYPES, bundled_config, model_folder
+from mempo.policy.models import BUNDLED_SMOLLM2, DTYPES, bundled_config, check_folder, model_folder
 from mempo.policy.tiny import tiny_llama
 from mempo.rollout import check_room
 from mempo.train.assembly import TINY, TINY_CONTEXT_TOKENS, tiny_tokenizer
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 LOGIT_CHUNK_TOKENS = 1024
 MAX_ROLLOUT_ROWS = 256
 
@@ -87,6 +87,8 @@ class Plan:
     micro_batch_tokens: int
     steps_per_batch: int
     """Optimiser steps."""
+    max_batches: int | None
+    """Of the whole run; it ends before where its tasks do. None: only the tasks end it."""
     bytes: Mapping[str, int]
     """Of each part."""
     phases: Mapping[str, int]
@@ -153,6 +155,7 @@ def make_plan(config: Config) -> Plan:
         row_tokens=row_tokens,
         micro_batch_tokens=micro_tokens,
         steps_per_batch=config.train.mini_batches * config.train.batch_epochs,
+        max_batches=config.train.max_batches,
         bytes=parts,
         phases={
             "rollout": held + parts["kv_cache"] + parts["prefill"],
@@ -172,15 +175,23 @@ def render_plan(plan: Plan) -> str:
         f" of {plan.row_tokens:,} tokens = {plan.tokens:,}",
         f"micro-batch      {plan.micro_batch_tokens:,} tokens",
         f"optimiser steps  {plan.steps_per_batch} a batch",
+        *([f"batches          {plan.max_batches:,} at most"] if plan.max_batches else []),
         "",
-        "expected memory at the longest prompts and responses, GiB",
-        *(f"  {name:<12} {size / GIB:9.2f}" for name, size in plan.bytes.items()),
-        "peak of each phase, GiB",
-        *(f"  {name:<12} {size / GIB:9.2f}" for name, size in plan.phases.items()),
+        "expected memory at the longest prompts and responses",
+        *(f"  {name:<12} {_size(size)}" for name, size in plan.bytes.items()),
+        "peak of each phase",
+        *(f"  {name:<12} {_size(size)}" for name, size in plan.phases.items()),
     ]
     if torch.cuda.is_available():
-        lines.append(f"  {'this GPU':<12} {torch.cuda.get_device_properties(0).total_memory / GIB:9.2f}")
+        memory = torch.cuda.get_device_properties(0).total_memory
+        large = [name for name, size in plan.phases.items() if size > memory]
+        fits = f"too small for {', '.join(large)}: docs/training.md says what to lower" if large else "all phases fit"
+        lines.append(f"  {'this GPU':<12} {_size(memory)}, {fits}")
     return "\n".join(lines)
+
+
+def _size(number: int) -> str:
+    return f"{number / GIB:9.2f} GiB" if number >= GIB else f"{number / MIB:9.2f} MiB"
 
 
 def _empty_model(config: Config) -> Any:
@@ -202,6 +213,8 @@ def _model_config(path: str) -> Any:
     if path == BUNDLED_SMOLLM2:
         return bundled_config()
     known = KNOWN_SHAPES.get(path)
+    if known is None:
+        check_folder(path)
     try:
         return AutoConfig.from_pretrained(model_folder(path), local_files_only=known is not None)
     except (OSError, ValueError) as error:

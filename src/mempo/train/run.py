@@ -93,6 +93,7 @@ async def run_training(
     *,
     observe: Observe = lambda split, step, metrics: None,
     warn: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
     evaluation: Evaluate = evaluate_held_out,
 ) -> Trainer:
     """A whole run, or what is left of it; the trainer as it ended.
@@ -101,7 +102,8 @@ async def run_training(
 
     Resumes from the newest whole checkpoint of `config.run_dir`. Broken newer ones, and signs of a
     collapse, go to `warn` and to the run log; with `train.stop_at_collapse` a collapse ends the run.
-    When cancelled (Ctrl-C) it saves first. A failure is written to the run log and raised.
+    When cancelled (Ctrl-C) it saves first. A failure is written to the run log and raised. Where it goes on from,
+    and what it saved when cancelled, goes to `note`.
 
     Raises ConfigError where the folder holds a run and `checkpoint.resume` is off, CheckpointError where
     its checkpoints are of another run or all broken, TrainingError where another process trains in it.
@@ -120,7 +122,8 @@ async def run_training(
                 log.write_event("warning", str(fault), step=step)
             if checkpoint is not None:
                 log.write_event("resumed", f"from {checkpoint.path}", step=step)
-            await _Run(config, parts, trainer, log, observe, warn, evaluation, checkpoint).go()
+                note(f"going on from batch {step} of {trainer.total_batches}: {checkpoint.path}")
+            await _Run(config, parts, trainer, log, observe, warn, note, evaluation, checkpoint).go()
     return trainer
 
 
@@ -135,11 +138,13 @@ class _Run:
         log: RunLogWriter,
         observe: Observe,
         warn: Callable[[str], None],
+        note: Callable[[str], None],
         evaluation: Evaluate,
         checkpoint: Checkpoint | None,
     ) -> None:
         self._config, self._parts, self._trainer = config, parts, trainer
-        self._log, self._observe, self._warn, self._evaluation = log, observe, warn, evaluation
+        self._log, self._observe, self._warn, self._note = log, observe, warn, note
+        self._evaluation = evaluation
         self._folder = Path(config.run_dir)
         self._checkpoint = checkpoint
         self._watch = CollapseWatch(config.train.collapse_batches)
@@ -166,7 +171,7 @@ class _Run:
                 if last or (save_every and done % save_every == 0):
                     self._save()
         except asyncio.CancelledError:
-            self._save()
+            self._note(saved(self._save(), self._config))
             self._log.write_event("interrupted", "saved before leaving", step=trainer.batches_done)
             raise
         export_checkpoint(self._save(), self._folder / "final", replace=True)
@@ -232,6 +237,12 @@ def starting_point(folder: Path, config: Config) -> tuple[Checkpoint | None, lis
         return None, []
     checkpoint, faults = newest_checkpoint(folder / "checkpoints")
     return checkpoint, [f"{fault}; going on from {checkpoint.path.name}" for fault in faults if checkpoint]
+
+
+def saved(checkpoint: Checkpoint, config: Config) -> str:
+    """What a run that was interrupted says."""
+    goes_on = "the same command goes on" if config.checkpoint.resume else "with --checkpoint.resume True it goes on"
+    return f"saved {checkpoint.path}: {goes_on} from there"
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from mempo.runlog import RunLogWriter, collect_run_info, read_runlog
 from mempo.text.prompts import prompts_hash
 from mempo.train.checkpoint import Checkpoint, load_weights, save_model, write_checkpoint, writing_aside
 from mempo.train.coldstart import ColdStart, make_cold_start
-from mempo.train.run import lock, starting_point
+from mempo.train.run import lock, saved, starting_point
 from mempo.train.sft import SftProgress, SftResult, SftTrainer
 
 SPLIT = "sft"
@@ -59,11 +59,12 @@ def run_sft(
     *,
     observe: Observe = lambda result, trainer: None,
     warn: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
 ) -> SftRun:
     """Clone the trajectories of `config.sft.files`, or go on with it; `tools` are what the prompts describe.
 
     Resumes from the newest whole checkpoint; broken newer ones go to `warn` and to the run log. When
-    interrupted (Ctrl-C) it saves first.
+    interrupted (Ctrl-C) it saves first. Where it goes on from, and what it saved then, goes to `note`.
 
     Raises DataError where nothing can be learned from, ConfigError where the folder holds a run and
     `checkpoint.resume` is off, CheckpointError where its checkpoints are of other rows or settings.
@@ -88,8 +89,9 @@ def run_sft(
                 log.write_event("warning", fault, step=start)
             if checkpoint is not None:
                 log.write_event("resumed", f"from {checkpoint.path}", step=start)
+                note(f"going on from step {start} of {trainer.total_steps}: {checkpoint.path}")
             log.write_event("data", "trajectories and rows", step=start, details=dict(data.counts))
-            _Run(config, policy, trainer, log, folder, observe).go()
+            _Run(config, policy, trainer, log, folder, observe, note).go()
     return SftRun(trainer, data, folder / FINAL)
 
 
@@ -104,15 +106,16 @@ class _Run:
         log: RunLogWriter,
         folder: Path,
         observe: Observe,
+        note: Callable[[str], None],
     ) -> None:
         self._config, self._policy, self._trainer = config, policy, trainer
-        self._log, self._folder, self._observe = log, folder, observe
+        self._log, self._folder, self._observe, self._note = log, folder, observe, note
 
     def go(self) -> None:
         try:
             self._trainer.run(self._after_step)
         except KeyboardInterrupt:
-            self._save()
+            self._note(saved(self._save(), self._config))
             self._log.write_event("interrupted", "saved before leaving", step=self._trainer.progress.steps_done)
             raise
         if self._trainer.progress.steps_done < self._trainer.total_steps:
@@ -129,7 +132,7 @@ class _Run:
             self._save()
         self._observe(result, self._trainer)
 
-    def _save(self) -> None:
+    def _save(self) -> Checkpoint:
         trainer, progress = self._trainer, self._trainer.progress
 
         def write(aside: Path) -> None:
@@ -142,7 +145,7 @@ class _Run:
             (aside / "progress.json").write_text(json.dumps(state), encoding="utf-8")
 
         done = progress.steps_done
-        saved = write_checkpoint(
+        checkpoint = write_checkpoint(
             self._folder / "checkpoints",
             write,
             batches_done=done,
@@ -150,7 +153,8 @@ class _Run:
             tasks_sha256=trainer.plan_sha256,
             keep=self._config.checkpoint.keep,
         )
-        self._log.write_event("checkpoint", str(saved.path), step=done)
+        self._log.write_event("checkpoint", str(checkpoint.path), step=done)
+        return checkpoint
 
 
 def _restore(trainer: SftTrainer, checkpoint: Checkpoint) -> None:
@@ -159,7 +163,7 @@ def _restore(trainer: SftTrainer, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} belongs to another run: its trajectories, its model's tokenizer, its seed or its "
             "settings in [sft] are others. Set run_dir to a new folder"
         )
-    load_weights(trainer.model, checkpoint.model_folder)
+    load_weights(trainer.model, checkpoint)
     state = json.loads((checkpoint.path / "progress.json").read_text(encoding="utf-8"))
     best = math.inf if state["best_loss"] is None else state["best_loss"]
     moments = torch.load(checkpoint.path / "optimizer.pt", weights_only=True, map_location="cpu")

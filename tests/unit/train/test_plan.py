@@ -6,9 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mempo.config import (
     AdvantageConfig,
@@ -53,9 +56,11 @@ def test_known_models_are_planned_without_their_files(path: str, parameters: int
     assert plan.bytes["optimizer"] == 2 * plan.bytes["gradients"] == parameters * 8
 
 
-def test_an_unknown_model_is_an_error_that_names_what_is_known(tmp_path: object) -> None:
-    with pytest.raises(ConfigError, match=r"shape of model\.path '/nowhere' is not known.*Qwen2\.5-7B"):
-        make_plan(config("/nowhere"))
+def test_an_unknown_model_is_an_error_that_names_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"shape of model\.path '.*' is not known.*Qwen2\.5-7B"):
+        make_plan(config(str(tmp_path)))
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        make_plan(config("./nothing"))
 
 
 def test_the_reference_costs_nothing_where_none_is_used() -> None:
@@ -117,12 +122,39 @@ def test_case_58_lengths_beyond_the_models_context_are_refused_with_the_three_nu
 
 
 def test_a_table_and_json_say_the_same() -> None:
-    plan = make_plan(load_config("tiny"))
+    plan = make_plan(load_config("tiny", ["--train.max-batches", "30"]))
     data = json.loads(plan.to_json())
     assert data["peak_bytes"] == max(data["phases"].values()) == plan.peak_bytes
     text = render_plan(plan)
     for name, size in plan.phases.items():
-        assert f"{name:<12} {size / GIB:9.2f}" in text
+        assert f"{name:<12} {size / 2**20:9.2f} MiB" in text
+    assert data["max_batches"] == 30
+    assert "batches          30 at most\n" in text
+    assert "batches  " not in render_plan(make_plan(config()))
+
+
+@pytest.mark.parametrize(
+    ("gib", "said"), [(140, "all phases fit"), (100, "too small for rollout: docs/training.md says what to lower")]
+)
+def test_a_gpu_is_said_to_be_large_enough_or_for_what_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, gib: int, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    gpu = SimpleNamespace(total_memory=gib * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    text = render_plan(make_plan(load_config(repository / "configs/qwen2.5-7b-lora.toml", CROWDED)))
+    assert text.endswith(f"this GPU     {gib:9.2f} GiB, {said}")
+
+
+CROWDED = ["--rollout.concurrency", "128"]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen2.5-7b-lora"])
+def test_what_a_config_says_of_its_memory_is_its_plan(repository: Path, name: str) -> None:
+    file = repository / "configs" / f"{name}.toml"
+    plan = make_plan(load_config(file, CROWDED))
+    said = f"the longest prompts of 128 would need {plan.phases['rollout'] / GIB:.0f} GiB (see --dry-run)"
+    assert said in file.read_text(encoding="utf-8")
 
 
 MEASURE = """

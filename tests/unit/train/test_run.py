@@ -143,7 +143,8 @@ async def test_a_cancelled_run_saves_what_it_has(tmp_path: Path) -> None:
         if (split, step) == ("train", 3):
             ready.set()
 
-    run = asyncio.create_task(run_training(config, parts(), observe=watch))
+    notes: list[str] = []
+    run = asyncio.create_task(run_training(config, parts(), observe=watch, note=notes.append))
     await ready.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -151,6 +152,11 @@ async def test_a_cancelled_run_saves_what_it_has(tmp_path: Path) -> None:
     [checkpoint] = (tmp_path / "checkpoints").glob("batch-*")
     assert checkpoint.name in ("batch-000003", "batch-000004")
     assert "interrupted" in events(tmp_path)
+    assert notes == [f"saved {checkpoint}: the same command goes on from there"]
+    done = int(checkpoint.name.removeprefix("batch-"))
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, max_batches=done + 1))
+    await run_training(longer, parts(), note=notes.append)
+    assert notes[1:] == [f"going on from batch {done} of {done + 1}: {checkpoint}"]
 
 
 async def test_case_72_a_broken_newest_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
