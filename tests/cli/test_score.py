@@ -232,6 +232,48 @@ def test_of_a_trainings_log_one_split_is_scored(files: Files, capsys: pytest.Cap
     assert "no trajectory of this split (value: 'evl')" in capsys.readouterr().err
 
 
+def test_tasks_and_tries_are_counted_apart_and_a_changing_policy_is_warned_of(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = make_tasks(4)
+    write_tasks(files.tasks, tasks)
+    path = files.folder / "run.jsonl"
+    with RunLogWriter.create(path, collect_run_info(RolloutConfig(), seeds={"run": 0})) as log:
+
+        def write(task: Task, rollout: int, answer: str, step: int | None) -> None:
+            turn = Turn(0, "", answer=answer)
+            found = Trajectory(task, rollout, (turn,), StopReason.ANSWERED, seed=0, policy_step=step)
+            log.write_trajectory(found, step=(step or 0) + 1, split="eval" if step is None else "train")
+
+        for step, task in enumerate(tasks[:2]):
+            for rollout in range(3):
+                write(task, rollout, task.gold if rollout else "else", step)
+        write(tasks[3], 0, tasks[3].gold, None)
+        write(tasks[3], 0, "else", None)  # a later evaluation
+    score = ["score", str(path), str(files.tasks)]
+
+    assert main([*score, "--split", "train"]) == 0
+    shown = capsys.readouterr()
+    # 4 of 6 tries are right; the two tasks without any count as one wrong try each: 4 / 8
+    assert shown.out.splitlines()[2].split()[:4] == ["dataset", "tasks", "tries", "questions"]
+    assert shown.out.splitlines()[4].split()[:6] == ["total", "4", "8", "4", "50.00", "-"]
+    assert "\n6 tries at 2 of 4 tasks: each try counts, and no interval is shown\n" in shown.out
+    assert "no answer for 2 of 4 tasks, each counted as one wrong try: toy:2, toy:3" in shown.out
+    assert shown.err.startswith("warning: these answers were sampled at 2 different steps of a training")
+    assert len(shown.err.splitlines()) == 1
+
+    assert main([*score, "--split", "eval"]) == 0
+    shown = capsys.readouterr()
+    assert "tries" not in shown.out
+    assert shown.out.splitlines()[4].split()[:4] == [
+        "total",
+        "4",
+        "4",
+        "0.00",
+    ]  # the last evaluation, without a warning
+    assert shown.err == ""
+
+
 def test_a_folder_and_a_split_of_plain_answers_are_told_what_to_name(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ from rich.progress import Task as BarTask
 from rich.text import Text
 
 from mempo.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from mempo.cli.score import render_row, render_table, without_intervals
+from mempo.cli.score import render_row, render_table
 from mempo.cli.wiring import PolicyArgs, ToolArgs, check_policy, make_policy, open_tools
 from mempo.config import ContextConfig, RolloutConfig, check
 from mempo.core import FAILURES, ConfigError, Json, Policy, StopReason, Task
@@ -244,8 +244,6 @@ def summarise_results(tasks: Sequence[Task], results: Mapping[TryId, TryResult],
     found = [result for _, result in pairs]
     scores = [score_task(result.answer, task, mode) for task, result in pairs]
     rows = summarise_by_source([task for task, _ in pairs], scores)
-    if group_size > 1:
-        rows = without_intervals(rows)
     count = max(len(found), 1)
     return Report(
         rows=rows,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import tyro
 
@@ -29,9 +29,9 @@ PREDICTIONS holds one JSON object a line, {"id": ..., "answer": ...}, in any ord
 of several questions is one text with the answers separated by ";", null is no answer. A task without a
 line counts as wrong and is listed. An id twice, or of no task, is an error.
 
-PREDICTIONS may also be a run log, of `mempo rollout` or, with --split, of `mempo train`. Of each try at a task
-the last one in the log counts. Several tries at a task count each, and no interval is shown: they are not
-independent.
+PREDICTIONS may also be a run log, of `mempo rollout` or, with --split eval, of `mempo train`. Of each try at a
+task the last one in the log counts. Several tries at a task count each, and no interval is shown: they are not
+independent. Of a training's own tries there is a warning: the policy changed between them.
 
 Examples:
   mempo score answers.jsonl tasks.jsonl
@@ -42,6 +42,14 @@ Examples:
 
 Answers = dict[str, list[str | None]]
 """The answers to each task id, one for each try."""
+
+
+class Found(NamedTuple):
+    """What there is to score."""
+
+    answers: Answers
+    policies: int = 1
+    """How many states of a policy they come from; more than one where it was in training."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +79,13 @@ def run(prog: str, argv: Sequence[str]) -> int:
         if args.details is not None and args.details.resolve() == source.resolve():
             raise DataError("--details would overwrite what is scored; name another file", file=str(args.details))
     tasks = read_tasks(args.tasks).tasks
-    answers = read_answers(args.predictions, {task.id for task in tasks}, tasks_path=args.tasks, split=args.split)
+    known = {task.id for task in tasks}
+    answers, policies = read_answers(args.predictions, known, tasks_path=args.tasks, split=args.split)
     tries = [(task, answer) for task in tasks for answer in answers.get(task.id, [None])]
     asked = [task for task, _ in tries]
     scores = [score_task(answer, task, args.mode) for task, answer in tries]
     missing = [task.id for task in tasks if task.id not in answers]
     rows = summarise_by_source(asked, scores, seed=args.seed)
-    if len(tries) > len(tasks):
-        rows = without_intervals(rows)
     if args.details is not None:
         write_jsonl(args.details, render_details(asked, scores, [answer for _, answer in tries]))
     if args.json:
@@ -87,13 +94,24 @@ def run(prog: str, argv: Sequence[str]) -> int:
         print(json.dumps(report, ensure_ascii=False, indent=2))
     else:
         print(render_table(rows, args.mode))
+        if len(tries) > len(tasks):
+            made = len(tries) - len(missing)
+            print(f"\n{made} tries at {len(answers)} of {len(tasks)} tasks: each try counts, and no interval is shown")
         if missing:
             shown = ", ".join(missing[:SHOWN_MISSING]) + (", ..." if len(missing) > SHOWN_MISSING else "")
-            print(f"\nno answer for {len(missing)} of {len(tasks)} tasks, counted as wrong: {shown}")
+            wrong = "each counted as one wrong try" if len(tries) > len(tasks) else "counted as wrong"
+            print(f"\nno answer for {len(missing)} of {len(tasks)} tasks, {wrong}: {shown}")
+    if policies > 1:
+        print(
+            f"warning: these answers were sampled at {policies} different steps of a training, by a policy that changed"
+            " in between: this is the score of none of its states. --split eval scores the last evaluation, where the"
+            " run made any; `mempo export` and `mempo rollout` evaluate the policy as it ended",
+            file=sys.stderr,
+        )
     return 0
 
 
-def read_answers(path: Path, known: set[str], *, tasks_path: Path, split: str | None = None) -> Answers:
+def read_answers(path: Path, known: set[str], *, tasks_path: Path, split: str | None = None) -> Found:
     """The answers of a predictions file, or of a run log (of one split of it, where that is named).
 
     Raises DataError as `read_predictions` does, and where the log holds nothing of the split.
@@ -103,27 +121,25 @@ def read_answers(path: Path, known: set[str], *, tasks_path: Path, split: str | 
     if not is_runlog(path):
         if split is not None:
             raise DataError("only a run log has splits; leave out --split", file=str(path))
-        return {task_id: [answer] for task_id, answer in read_predictions(path, known, tasks_path=tasks_path).items()}
+        predictions = read_predictions(path, known, tasks_path=tasks_path)
+        return Found({task_id: [answer] for task_id, answer in predictions.items()})
     found: Answers = {}
-    for (task_id, _), answer in last_tries(read_runlog(path), _answer, split=split).items():
+    policies: set[int | None] = set()
+    for (task_id, _), (answer, policy_step) in last_tries(read_runlog(path), _kept, split=split).items():
         if task_id not in known:
             message = f"no task of this id in {tasks_path}; score against the file that was answered"
             if split is None:
                 message += ", or name the part of a training's log that was, with --split"
             raise DataError(message, file=str(path), field="task", value=task_id)
         found.setdefault(task_id, []).append(answer)
+        policies.add(policy_step)
     if split is not None and not found:
         raise DataError("the log holds no trajectory of this split", file=str(path), field="split", value=split)
-    return found
+    return Found(found, len(policies))
 
 
-def _answer(trajectory: Trajectory) -> str | None:
-    return trajectory.answer
-
-
-def without_intervals(rows: Iterable[ScoreSummary]) -> list[ScoreSummary]:
-    """Rows of several tries at a task: as these are not independent, intervals would come out too narrow."""
-    return [dataclasses.replace(row, em_interval=None, f1_interval=None) for row in rows]
+def _kept(trajectory: Trajectory) -> tuple[str | None, int | None]:
+    return trajectory.answer, trajectory.policy_step
 
 
 def read_predictions(path: Path, known: set[str], *, tasks_path: Path) -> dict[str, str | None]:
@@ -172,6 +188,7 @@ def render_row(row: ScoreSummary) -> dict[str, Json]:
     return {
         "name": row.name,
         "tasks": row.tasks,
+        "tries": row.tries,
         "objectives": row.objectives,
         "em": _percent(row.em),
         "em_interval": _percents(row.em_interval),
@@ -184,11 +201,14 @@ def render_row(row: ScoreSummary) -> dict[str, Json]:
 
 def render_table(rows: Sequence[ScoreSummary], mode: Mode) -> str:
     """The readable table; all figures but the counts are percent."""
-    head = ("dataset", "tasks", "questions", "EM", "95 %", "F1", "95 %", "all right", "count right")
+    several = any(row.tries != row.tasks for row in rows)
+    tries = ("tries",) if several else ()
+    head = ("dataset", "tasks", *tries, "questions", "EM", "95 %", "F1", "95 %", "all right", "count right")
     cells = [
         (
             _shortened(row.name),
             str(row.tasks),
+            *((str(row.tries),) if several else ()),
             str(row.objectives),
             _figure(row.em),
             _range(row.em_interval),
