@@ -37,7 +37,7 @@ Examples:
   mempo score answers.jsonl tasks.jsonl
   mempo score answers.jsonl hotpot_dev_distractor_v1.json --mode hotpot --json
   mempo score answers.jsonl tasks.jsonl --details scored.jsonl
-  mempo score runs/first/run.jsonl tasks.jsonl
+  mempo score runs/capitals/run.jsonl tasks.jsonl
   mempo score runs/trained/run.jsonl heldout.jsonl --split eval"""
 
 Answers = dict[str, list[str | None]]
