@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mempo.cli.main import EXIT_INTERRUPTED, main
 from mempo.runlog import EventRecord, read_runlog
+from mempo.train import sft
 from mempo.train.checkpoint import find_checkpoint
-from mempo.train.sft import SftResult, SftTrainer
 
 SETTINGS = """
 preset = "tiny"
@@ -62,18 +66,20 @@ def settings(taught: Path, run: Path) -> str:
 
 
 @pytest.fixture
-def interrupted_after(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Ctrl-C in the step after the one whose number is put into the list."""
+def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ctrl-C between the optimiser's step whose number is put into the list and what follows from it."""
     stops: list[int] = []
-    step = SftTrainer.step
+    optimizer_step = sft.optimizer_step
+    steps = itertools.count(1)
 
-    def interrupted(self: SftTrainer) -> SftResult:
-        if stops and self.progress.steps_done == stops[0]:
+    def interrupted(*args: Any) -> float:
+        norm = optimizer_step(*args)
+        if next(steps) in stops:
             stops.clear()
-            raise KeyboardInterrupt
-        return step(self)
+            signal.raise_signal(signal.SIGINT)
+        return norm
 
-    monkeypatch.setattr(SftTrainer, "step", interrupted)
+    monkeypatch.setattr(sft, "optimizer_step", interrupted)
     return stops
 
 
@@ -108,18 +114,19 @@ def test_a_tiny_policy_is_cloned_saved_and_logged(
         assert torch.equal(saved["model.norm.weight"], model.model.norm.weight)
 
 
+@pytest.mark.parametrize("stop", [6, 8])  # an ordinary step, and one after which the held-out rows are scored
 def test_an_interrupted_run_goes_on_to_the_same_weights(
-    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: list[int]
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_in: list[int], stop: int
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main(["sft", settings(taught, whole)]) == 0
-    interrupted_after.append(6)
+    interrupted_in.append(len(read_runlog(whole / "sft" / "run.jsonl").metrics("sft")) + stop)
     assert main(["sft", settings(taught, cut)]) == EXIT_INTERRUPTED
     saved = find_checkpoint(cut / "sft")[0]
-    assert saved.manifest.steps_done == 6
+    assert saved.manifest.steps_done == stop
     assert f"saved {saved.path}: the same command goes on from there\n" in capsys.readouterr().err
     assert main(["sft", settings(taught, cut)]) == 0
-    assert re.search(rf"going on from step 6 of \d+: {saved.path}\n", capsys.readouterr().err)
+    assert re.search(rf"going on from step {stop} of \d+: {saved.path}\n", capsys.readouterr().err)
 
     for name in ("final", "checkpoints/" + (whole / "sft/checkpoints/latest").read_text().strip() + "/model"):
         expected = load_file(whole / "sft" / name / "model.safetensors")
@@ -133,11 +140,22 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert found_metrics == expected_metrics
 
 
-def test_a_checkpoint_of_other_rows_is_refused_by_name(
-    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_after: list[int]
+def test_a_finished_run_without_its_best_weights_says_so(
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    interrupted_after.append(3)
+    options = [settings(taught, run), "--sft.epochs", "1"]
+    assert main(["sft", *options]) == 0
+    shutil.rmtree(run / "sft" / "final")
+    assert main(["sft", *options]) == 1
+    assert "final, where its best weights were, is gone" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_other_rows_is_refused_by_name(
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], interrupted_in: list[int]
+) -> None:
+    run = tmp_path / "run"
+    interrupted_in.append(3)
     assert main(["sft", settings(taught, run)]) == EXIT_INTERRUPTED
     assert main(["sft", settings(taught, run), "--seed", "1"]) == 1
     message = capsys.readouterr().err

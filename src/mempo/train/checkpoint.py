@@ -19,11 +19,12 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -32,11 +33,11 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from mempo.config import Config, key_values, load_config, render_toml
-from mempo.core import CheckpointError, ConfigError, Task
+from mempo.core import CheckpointError, ConfigError, MempoError, Task
 from mempo.core.files import atomic_write
 from mempo.policy.models import load_adapter, load_tokenizer, quiet
 from mempo.train.assembly import TINY, base_model
-from mempo.train.reference import POLICY_ADAPTER, is_adapted
+from mempo.train.reference import POLICY_ADAPTER, is_adapted, start_sha256
 from mempo.train.trainer import Trainer
 
 SCHEMA = "mempo.checkpoint"
@@ -52,6 +53,9 @@ _NAME = re.compile(r"batch-(\d{6,})")
 _ASIDE = re.compile(rf"\.(batch-\d+|{POINTER})\..*tmp")
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class FileEntry(msgspec.Struct, frozen=True):
     """What a file of a checkpoint must be."""
 
@@ -64,8 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str
     version: int
-    batches_done: int
-    steps_done: int
+    batches_done: Count
+    steps_done: Count
     tasks_sha256: str
     """Of the ids of the tasks that the run trains on, in order."""
     start: dict[str, str] = {}
@@ -88,6 +92,11 @@ class Checkpoint:
     @property
     def config(self) -> Config:
         return load_config(self.path / "config.toml")
+
+    @property
+    def model_files(self) -> list[Path]:
+        """What was written there: a folder on a disk may have got other files since, e.g. of a file manager."""
+        return [self.path / name for name in sorted(self.manifest.files) if Path(name).parent == Path("model")]
 
 
 # ---------------------------------------------------------------- saving
@@ -144,8 +153,12 @@ def write_checkpoint(
             files={name: _entry(aside / name) for name in _file_names(aside)},
         )
         (aside / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-    with _writing(place), atomic_write(folder / POINTER) as file:
-        file.write(f"{place.name}\n")
+    pointer = folder / POINTER
+    with _writing(pointer):
+        if pointer.is_symlink():  # `atomic_write` would replace what it leads to
+            pointer.unlink()
+        with atomic_write(pointer) as file:
+            file.write(f"{place.name}\n")
     _remove_old(folder, batches_done, keep)
     return Checkpoint(place, manifest)
 
@@ -172,7 +185,7 @@ def writing_aside(place: Path) -> Iterator[Path]:
     replaced = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
     with _writing(place):
         try:
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             aside.mkdir(parents=True)
             yield aside
             # safetensors writes files that only their owner may read: a server of another user could not load them.
@@ -187,10 +200,10 @@ def writing_aside(place: Path) -> Iterator[Path]:
             aside.rename(place)
             _sync(place.parent)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             if replaced.exists() and not place.exists():
                 replaced.rename(place)
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
 
 
 @contextmanager
@@ -200,7 +213,8 @@ def _writing(place: Path) -> Iterator[None]:
     # The writers of safetensors and torch each have errors of their own for a full disk.
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(
-            f"{place} cannot be written: {error}. What was saved before is still there; make room and start again"
+            f"{place} cannot be written: {error}. What was saved before is still there; make room, or set right "
+            "what it says, and start again"
         ) from error
 
 
@@ -213,13 +227,25 @@ def _remove_old(folder: Path, newest: int, keep: int) -> None:
             # Renamed first: a removal that is cut short leaves no half of a checkpoint under its name.
             hidden = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
             path.rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            _remove(hidden)
     for path in folder.iterdir():
         if _ASIDE.fullmatch(path.name):  # of a process that was killed
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 # ---------------------------------------------------------------- finding
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder of a run's checkpoints. Raises CheckpointError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"nothing can be written to {folder}: {error}. Set run_dir to another folder") from error
+    if (folder / POINTER).is_dir():
+        raise CheckpointError(f"{folder / POINTER} is a folder, where a run writes a file: remove it, or set run_dir")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
@@ -254,6 +280,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     for name, entry in manifest.files.items():
         file = path / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{path / 'manifest.json'} is foreign: it names {name!r}, which is not in its folder")
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
         if (size := file.stat().st_size) != entry.bytes:
@@ -283,29 +311,43 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, config: Config) -> None:
     that decide which tasks come in which batch.
     """
     _check_same_run(checkpoint, config, trainer.tasks)
-    load_weights(trainer.model, checkpoint.model_folder)
+    load_weights(trainer.model, checkpoint)
     _check_same_start(checkpoint, config, trainer)
-    state = torch.load(checkpoint.path / "optimizer.pt", weights_only=True, map_location="cpu")
-    try:
+    with reading(checkpoint, "optimizer.pt") as file:
+        state = torch.load(file, weights_only=True, map_location="cpu")
         trainer.go_on_from(
             state, batches_done=checkpoint.manifest.batches_done, steps_done=checkpoint.manifest.steps_done
         )
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path / 'optimizer.pt'} is of another model: {error}") from error
-    trainer.replay.read(checkpoint.path / "replay.jsonl")
+    with reading(checkpoint, "replay.jsonl") as file:
+        trainer.replay.read(file)
 
 
-def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Fill a model, or its adapter, from a folder of safetensors.
+@contextmanager
+def reading(checkpoint: Checkpoint, name: str) -> Iterator[Path]:
+    """The path of a file of a checkpoint; whatever its content makes go wrong inside names it, as a CheckpointError."""
+    file = checkpoint.path / name
+    if name not in checkpoint.manifest.files:
+        raise CheckpointError(f"{checkpoint.path / 'manifest.json'} is foreign: it lists no {name}")
+    try:
+        yield file
+    except MempoError:
+        raise
+    except Exception as error:  # torch, pickle, safetensors and json each have their own
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{file} is of another model, damaged or foreign: {reason}") from error
+
+
+def load_weights(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """Fill a model, or its adapter, from the safetensors that a checkpoint lists.
 
     Raises CheckpointError where a trained weight is missing, unknown or of another shape: nothing may
     keep its random values.
     """
-    found = {
-        name: tensor
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in load_file(file, device="cpu").items()
-    }
+    found: dict[str, torch.Tensor] = {}
+    for path in checkpoint.model_files:
+        if path.suffix == ".safetensors":
+            with reading(checkpoint, f"model/{path.name}") as file:
+                found |= load_file(file, device="cpu")
     state = model.state_dict()
     if is_adapted(model):
         found = {f"{name.removesuffix('.weight')}.{POLICY_ADAPTER}.weight": tensor for name, tensor in found.items()}
@@ -323,7 +365,7 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
             for fault, names in faults.items()
             if names
         )
-        raise CheckpointError(f"the weights in {folder} are not those of this model ({listed})")
+        raise CheckpointError(f"the weights in {checkpoint.model_folder} are not those of this model ({listed})")
     with torch.no_grad():
         for name, tensor in found.items():
             state[name].copy_(tensor)
@@ -370,12 +412,13 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, replace: bool = Fals
     Raises ConfigError where `out` holds anything but an earlier export, e.g. a model of the user's, unless
     `replace` says that it may go.
     """
+    out = Path(os.path.realpath(out))  # a link stays a link, and `.` has a name
     if out.exists() and not replace and not _is_export(out):
         raise ConfigError(f"{out} exists and is no export of a model (it has no {EXPORT_MARK}); name another folder")
     adapted = (checkpoint.model_folder / "adapter_config.json").is_file()
     merged = _merged(checkpoint) if adapted else None
     with writing_aside(out) as aside:
-        for file in checkpoint.model_folder.iterdir():
+        for file in checkpoint.model_files:
             if not (adapted and (file.name.startswith("adapter_") or file.name == "README.md")):
                 shutil.copy2(file, aside / file.name)
         if merged is not None:
@@ -391,8 +434,14 @@ def _is_export(out: Path) -> bool:
 
 def _merged(checkpoint: Checkpoint) -> PreTrainedModel:
     """The base model with the checkpoint's adapter in its weights."""
-    folder = str(checkpoint.model_folder)
-    adapted: Any = load_adapter(base_model(checkpoint.config, len(load_tokenizer(folder))), folder)
+    folder, own = str(checkpoint.model_folder), checkpoint.manifest.start.get("model.path")
+    base = base_model(checkpoint.config, len(load_tokenizer(folder)))
+    if own not in (None, start_sha256(base)["model.path"]):
+        raise CheckpointError(
+            f"{checkpoint.path} is an adapter of other weights than those that model.path = "
+            f"{checkpoint.config.model.path!r} now names: put the earlier ones back"
+        )
+    adapted: Any = load_adapter(base, folder)
     return adapted.merge_and_unload()
 
 
@@ -404,6 +453,14 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
         return []
     names = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
     return [(int(match[1]), path) for path, match in names if match]
+
+
+def _remove(path: Path) -> None:
+    """A file, a link or a whole folder, where there is one."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _file_names(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import fcntl
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +30,20 @@ from mempo.rewards.outcome import trajectory_scores
 from mempo.rollout import make_context, make_rollout, make_system_prompt
 from mempo.runlog import RunLogWriter, collect_run_info, read_runlog
 from mempo.text.prompts import prompts_hash
-from mempo.train.checkpoint import Checkpoint, export_checkpoint, newest_checkpoint, restore, save_checkpoint
+from mempo.train.checkpoint import (
+    Checkpoint,
+    export_checkpoint,
+    newest_checkpoint,
+    prepare,
+    restore,
+    save_checkpoint,
+)
 from mempo.train.health import CollapseWatch
 from mempo.train.metrics import batch_metrics, mean_scores
 from mempo.train.trainer import BatchResult, Trainer
+
+FINAL = "final"
+"""The folder in a run's that its end leaves."""
 
 Observe = Callable[[str, int, Mapping[str, float]], None]
 """Told the split (`train` or `eval`), the batches done and the metrics."""
@@ -160,7 +171,7 @@ class _Run:
             self._config.checkpoint.every_batches,
         )
         try:
-            if every and trainer.batches_done == 0:
+            if self._owes_an_evaluation():
                 await self._evaluate()
             while trainer.batches_done < trainer.total_batches and not self._stopped:
                 self._write(await trainer.train_batch())
@@ -174,7 +185,14 @@ class _Run:
             self._note(saved(self._save(), self._config))
             self._log.write_event("interrupted", "saved before leaving", step=trainer.batches_done)
             raise
-        export_checkpoint(self._save(), self._folder / "final", replace=True)
+        export_checkpoint(self._save(), self._folder / FINAL, replace=True)
+
+    def _owes_an_evaluation(self) -> bool:
+        """Before the first batch; and where a run was interrupted in one, after it had saved."""
+        done, every = self._trainer.batches_done, self._config.eval.every_batches
+        if not every or done in read_runlog(self._log.path).metrics("eval"):
+            return False
+        return done % every == 0 or done == self._trainer.total_batches
 
     def _write(self, result: BatchResult) -> None:
         step, every = self._trainer.batches_done, self._config.log.trajectories_every_batches
@@ -227,14 +245,21 @@ async def evaluate(config: Config, parts: RunParts) -> list[Trajectory]:
 
 
 def starting_point(folder: Path, config: Config) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, and what is wrong with newer ones."""
+    """The checkpoint to go on from, and what is wrong with newer ones.
+
+    Raises ConfigError where the end would replace something `final` that is not of a run, CheckpointError where
+    checkpoints could not be written: hours later would be too late.
+    """
+    final = folder / FINAL
+    if final.exists() and not (folder / "run.jsonl").exists() and not (final.is_dir() and not any(final.iterdir())):
+        raise ConfigError(f"{final} would be replaced, and is of no run of mempo: set run_dir to another folder")
     if not config.checkpoint.resume:
         for name in ("run.jsonl", "checkpoints"):
             if (folder / name).exists():
                 raise ConfigError(
                     f"{folder} holds a run already ({name}), and checkpoint.resume is false: set run_dir to another one"
                 )
-        return None, []
+    prepare(folder / "checkpoints")
     checkpoint, faults = newest_checkpoint(folder / "checkpoints")
     return checkpoint, [f"{fault}; going on from {checkpoint.path.name}" for fault in faults if checkpoint]
 
@@ -248,8 +273,13 @@ def saved(checkpoint: Checkpoint, config: Config) -> str:
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Held while a process trains in a folder; the system frees it however the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not through a link: it would open, or make, a file elsewhere.
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise TrainingError(f"run_dir {str(folder)!r} cannot be used: {error}. Set it to another folder") from error
+    with os.fdopen(descriptor) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +26,13 @@ from mempo.policy.local import LocalPolicy
 from mempo.rollout import make_system_prompt
 from mempo.runlog import RunLogWriter, collect_run_info, read_runlog
 from mempo.text.prompts import prompts_hash
-from mempo.train.checkpoint import Checkpoint, load_weights, save_model, write_checkpoint, writing_aside
+from mempo.train.checkpoint import Checkpoint, load_weights, reading, save_model, write_checkpoint, writing_aside
 from mempo.train.coldstart import ColdStart, make_cold_start
-from mempo.train.run import lock, saved, starting_point
+from mempo.train.run import FINAL, lock, saved, starting_point
 from mempo.train.sft import SftProgress, SftResult, SftTrainer
 
 SPLIT = "sft"
 """Of the metrics in the run log."""
-FINAL = "final"
 
 Observe = Callable[[SftResult, SftTrainer], None]
 
@@ -95,6 +97,39 @@ def run_sft(
     return SftRun(trainer, data, folder / FINAL)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, taken up between two steps."""
+
+
+@contextmanager
+def interrupted_between_steps() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits until the function that is given is called: half of a step, or of its check, must not be saved.
+
+    A second one does not wait. Python tells signals to the main thread alone: elsewhere nothing changes.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    asked = False
+
+    def remember(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    def ask() -> None:
+        if asked:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield ask
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Run:
     """The loop around the trainer's steps."""
 
@@ -112,9 +147,16 @@ class _Run:
         self._log, self._folder, self._observe, self._note = log, folder, observe, note
 
     def go(self) -> None:
+        if self._trainer.finished and not (self._folder / FINAL).is_dir():
+            raise CheckpointError(
+                f"the run in {self._folder} is done, and {self._folder / FINAL}, where its best weights were, is gone: "
+                f"put it back, or remove {self._folder} to clone again"
+            )
         try:
-            self._trainer.run(self._after_step)
-        except KeyboardInterrupt:
+            with interrupted_between_steps() as ask:
+                ask()
+                self._trainer.run(lambda result: (self._after_step(result), ask()))
+        except Interrupted:
             self._note(saved(self._save(), self._config))
             self._log.write_event("interrupted", "saved before leaving", step=self._trainer.progress.steps_done)
             raise
@@ -164,7 +206,9 @@ def _restore(trainer: SftTrainer, checkpoint: Checkpoint) -> None:
             "settings in [sft] are others. Set run_dir to a new folder"
         )
     load_weights(trainer.model, checkpoint)
-    state = json.loads((checkpoint.path / "progress.json").read_text(encoding="utf-8"))
-    best = math.inf if state["best_loss"] is None else state["best_loss"]
-    moments = torch.load(checkpoint.path / "optimizer.pt", weights_only=True, map_location="cpu")
-    trainer.go_on_from(moments, SftProgress(checkpoint.manifest.steps_done, best, state["checks_since_best"]))
+    with reading(checkpoint, "progress.json") as file:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        best = math.inf if state["best_loss"] is None else float(state["best_loss"])
+        progress = SftProgress(checkpoint.manifest.steps_done, best, int(state["checks_since_best"]))
+    with reading(checkpoint, "optimizer.pt") as file:
+        trainer.go_on_from(torch.load(file, weights_only=True, map_location="cpu"), progress)

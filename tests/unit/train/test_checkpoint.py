@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -15,19 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from tests.fixtures.toy import WORDS, toy_config, toy_policy, toy_tasks, toy_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mempo.config import CheckpointConfig, Config, LoraConfig, ModelConfig, OptimizerConfig, ReplayConfig, TrainConfig
-from mempo.core import CheckpointError, ConfigError
+from mempo.core import CheckpointError, ConfigError, MempoError
 from mempo.policy.local import LocalPolicy
 from mempo.policy.tiny import tiny_llama
 from mempo.train.assembly import adapt
 from mempo.train.checkpoint import (
     Checkpoint,
+    FileEntry,
+    Manifest,
     export_checkpoint,
     find_checkpoint,
     newest_checkpoint,
@@ -217,6 +223,102 @@ def test_no_whole_checkpoint_is_an_error_and_never_a_fresh_start(two: Path) -> N
         newest_checkpoint(two)
     assert "batch-000010/optimizer.pt" in str(caught.value)
     assert "batch-000020/optimizer.pt" in str(caught.value)
+
+
+def signed_again(path: Path) -> Checkpoint:
+    """The checkpoint with hashes of what its files hold now: an attacker can make them too."""
+    checkpoint = Checkpoint(path, msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest))
+    files = {
+        name: FileEntry(len(content := (path / name).read_bytes()), hashlib.sha256(content).hexdigest())
+        for name in checkpoint.manifest.files
+    }
+    (path / "manifest.json").write_bytes(
+        msgspec.json.encode({**msgspec.to_builtins(checkpoint.manifest), "files": files})
+    )
+    return open_checkpoint(path)
+
+
+class Bomb:
+    """Runs code where a pickle of it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer.pt", b""),
+        ("optimizer.pt", b"bomb"),
+        ("optimizer.pt", b"a list"),
+        ("model/model.safetensors", b"\xff" * 64),
+        ("replay.jsonl", b"[1, 2]\n"),
+    ],
+)
+def test_what_a_signed_file_holds_is_read_and_never_run(tmp_path: Path, name: str, content: bytes) -> None:
+    path = save(toy_trainer(), tmp_path).path
+    mark = tmp_path / "ran"
+    (path / name).write_bytes(content)
+    if content in (b"bomb", b"a list"):
+        torch.save(Bomb(mark) if content == b"bomb" else [1], path / name)
+    with pytest.raises(MempoError, match=re.escape(name)):
+        restore(toy_trainer(), signed_again(path), toy_config())
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["../optimizer.pt", "/etc/hostname", "model/../../x"])
+def test_a_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    path = save(toy_trainer(), tmp_path).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": 1, "sha256": ""}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="is not in its folder"):
+        open_checkpoint(path)
+
+
+def test_a_manifest_without_an_optimizer_or_with_negative_steps_is_foreign(tmp_path: Path) -> None:
+    path = save(toy_trainer(), tmp_path).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "steps_done": -1}))
+    with pytest.raises(CheckpointError, match="cut or foreign"):
+        open_checkpoint(path)
+    del manifest["files"]["optimizer.pt"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"lists no optimizer\.pt"):
+        restore(toy_trainer(), open_checkpoint(path), toy_config())
+
+
+def test_files_that_came_later_are_neither_loaded_nor_exported(tmp_path: Path) -> None:
+    trainer = toy_trainer()
+    checkpoint = save(trainer, tmp_path / "checkpoints")
+    zeros = {name: torch.zeros_like(weight) for name, weight in weights(trainer).items()}
+    save_file(zeros, checkpoint.model_folder / "zzz.safetensors")
+    (checkpoint.model_folder / "._model.safetensors").write_bytes(b"junk of a file manager")
+    (checkpoint.model_folder / ".ipynb_checkpoints").mkdir()
+    other = toy_trainer()
+    restore(other, checkpoint, toy_config())
+    assert same(weights(other), weights(trainer))
+    export_checkpoint(checkpoint, tmp_path / "out")
+    assert not {p.name for p in (tmp_path / "out").iterdir()} & {"zzz.safetensors", "._model.safetensors"}
+
+
+def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("years of work")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "latest").symlink_to(tmp_path / "precious")
+    save(toy_trainer(), folder)
+    assert (tmp_path / "precious").read_text() == "years of work"
+    assert (folder / "latest").read_text() == "batch-000000\n"
+    # A link in a checkpoint's place goes when its turn comes, and its target stays.
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "batch-000009").symlink_to(tmp_path / "elsewhere")
+    save(toy_trainer(), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["batch-000000", "latest"]
+    assert (tmp_path / "elsewhere").is_dir()
 
 
 def test_no_checkpoints_are_none(tmp_path: Path) -> None:
@@ -430,6 +532,30 @@ async def test_an_export_of_lora_is_the_merged_model(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("adapter*"))
     assert torch.allclose(logits(model), logits(trainer.model), atol=1e-5)
     assert (logits(model) - logits(base)).abs().max() > 1e-4
+
+
+async def test_an_adapter_is_not_merged_into_weights_that_were_replaced(tmp_path: Path) -> None:
+    policy = lora_policy()
+    for seed in (0, 1):
+        base = tiny_llama(len(WORDS) + 3, width=16, layers=2, heads=2, context_tokens=512, seed=seed)
+        base.save_pretrained(tmp_path / f"base-{seed}")
+    config = toy_config(model=ModelConfig(path=str(tmp_path / "base-0"), lora=LoraConfig(rank=2, dropout=0.1)))
+    checkpoint = save(toy_trainer(config, policy=policy), tmp_path / "checkpoints", config)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    shutil.copytree(tmp_path / "base-1", tmp_path / "base-0", dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match="is an adapter of other weights"):
+        export_checkpoint(checkpoint, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_export_to_a_link_goes_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        export_checkpoint(save(toy_trainer(), tmp_path / "checkpoints"), tmp_path / "out")
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "disk" / "model.safetensors").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "disk", "out"]
 
 
 def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:

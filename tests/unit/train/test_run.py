@@ -29,7 +29,7 @@ from mempo.runlog import EventRecord, RunLog, read_runlog
 from mempo.train.assembly import adapt, make_policy
 from mempo.train.checkpoint import save_model
 from mempo.train.metrics import mean_scores
-from mempo.train.run import Evaluation, RunParts, evaluate, run_training
+from mempo.train.run import Evaluation, RunParts, evaluate, evaluate_held_out, run_training
 from mempo.train.trainer import BatchResult, Trainer
 
 
@@ -157,6 +157,70 @@ async def test_a_cancelled_run_saves_what_it_has(tmp_path: Path) -> None:
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, max_batches=done + 1))
     await run_training(longer, parts(), note=notes.append)
     assert notes[1:] == [f"going on from batch {done} of {done + 1}: {checkpoint}"]
+
+
+async def test_an_evaluation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path: Path) -> None:
+    async def interrupted(config: MempoConfig, parts: RunParts) -> Evaluation:
+        if evaluations.pop(0):
+            return await evaluate_held_out(config, parts)
+        raise asyncio.CancelledError
+
+    evaluations = [True, False]
+    config = config_in(tmp_path, batches=2)
+    with pytest.raises(asyncio.CancelledError):
+        await run_training(config, parts(), evaluation=interrupted)
+    assert list(log_of(tmp_path).metrics("eval")) == [0]
+    for _ in range(2):
+        await run_training(config, parts())
+        assert list(log_of(tmp_path).metrics("eval")) == [0, 2]
+
+
+async def test_a_folder_final_that_is_of_no_run_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    await run_training(config_in(tmp_path, batches=1), parts())
+    await run_training(config_in(tmp_path, batches=2), parts())
+    mine = tmp_path / "other" / "final"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="final would be replaced, and is of no run"):
+        await run_training(config_in(tmp_path / "other"), parts())
+    assert (mine / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["a file", "a loop", "a link to nothing"])
+async def test_a_run_dir_that_is_no_folder_is_named(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "run"
+    if name == "a file":
+        place.write_text("mine")
+    else:
+        place.symlink_to("run" if name == "a loop" else "nowhere")
+    with pytest.raises(TrainingError, match=r"run_dir '.*run' cannot be used: .* Set it to another folder"):
+        await run_training(config_in(place), parts())
+    assert name != "a file" or place.read_text() == "mine"
+
+
+async def test_links_in_a_run_dir_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(TrainingError, match="cannot be used"):
+        await run_training(config_in(tmp_path / "run"), parts())
+    assert (tmp_path / "precious").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("broken", ["checkpoints", "checkpoints/latest"])
+async def test_checkpoints_that_could_not_be_written_are_told_before_the_first_batch(
+    tmp_path: Path, broken: str
+) -> None:
+    place = tmp_path / broken
+    if broken == "checkpoints":
+        place.write_text("mine")
+    else:
+        place.mkdir(parents=True)
+    seen: list[str] = []
+    with pytest.raises(CheckpointError, match=r"[sS]et run_dir"):
+        await run_training(config_in(tmp_path), parts(), observe=lambda split, step, metrics: seen.append(split))
+    assert not seen
 
 
 async def test_case_72_a_broken_newest_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
