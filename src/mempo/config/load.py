@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 COMMAND_LINE = "command line"
 IN_CODE = "code"
+SHOWN = 400
+"""Characters of a value that a message repeats."""
 
 
 def presets() -> tuple[str, ...]:
@@ -263,4 +265,5 @@ def _misread(complaint: str, known: Mapping[str, Any]) -> ConfigError:
 
 
 def _shown(key: str, value: Any, origin: str) -> str:
-    return f"{key} = {msgspec.json.encode(value).decode() if not isinstance(value, float) else value} ({origin})"
+    text = str(value) if isinstance(value, float) else msgspec.json.encode(value).decode()
+    return f"{key} = {text if len(text) <= SHOWN else text[:SHOWN] + ' ...'} ({origin})"

@@ -457,6 +457,8 @@ class Config:
     sft: SftConfig = field(default_factory=SftConfig)
 
     def problems(self) -> Iterator[Problem]:
+        if not self.run_dir.strip() or self.run_dir.startswith("~"):
+            yield Problem("run_dir", "must name a folder, and ~ is not looked up: write it out")
         if self.rollout.group_size < 2:
             yield Problem(
                 "rollout.group_size", "must be at least 2: a group of one has no advantage, so nothing would be learned"

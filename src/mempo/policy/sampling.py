@@ -173,7 +173,9 @@ class _Sampler:
     def draw(self, logits: torch.Tensor, active: list[int], step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and their log-probabilities (before any cut) for the active rows; `logits` is [row, vocabulary]."""
         if not torch.isfinite(logits).all():
-            raise FloatingPointError("the model's logits are not finite")
+            raise FloatingPointError(
+                "the model's logits are not finite: its weights are damaged, e.g. by a learning rate that is too high"
+            )
         rows = torch.tensor(active, device=logits.device)
         logprobs = torch.log_softmax(logits / self._temperature[rows, None], dim=-1)
         probabilities = logprobs.double().exp()

@@ -395,3 +395,15 @@ def test_a_tiny_model_that_no_machine_could_hold_is_refused_before_it_is_made() 
 def test_brackets_without_end_are_no_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.toml is not TOML"):
         load_config(write(tmp_path, "seed = " + "[" * 20_000 + "]" * 20_000))
+
+
+@pytest.mark.parametrize("value", ["", " ", "~/runs", "~"])
+def test_a_run_dir_names_a_folder_and_nobody_s_home_is_made_here(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"run_dir = .* \(command line\) must name a folder"):
+        load_config("tiny", ["--run-dir", value])
+
+
+def test_a_message_repeats_the_beginning_of_a_long_value_only() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("tiny", ["--train.batch-tasks", "a" * 100_000])
+    assert len(str(caught.value)) < 1000
