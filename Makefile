@@ -46,6 +46,7 @@ test-vllm: install $(VLLM)/.installed
 	MEMPO_VLLM_BIN=$(VLLM)/bin $(BIN)/python -m pytest -m vllm tests/vllm
 
 demo: install
+	@if [ -d runs/demo ]; then echo 'replacing the earlier runs/demo'; fi
 	rm -rf runs/demo
 	$(BIN)/mempo demo --out runs/demo
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mempo.cli.main import EXIT_INTERRUPTED, main
 from mempo.runlog import EventRecord, read_runlog
-from mempo.train import sft
 from mempo.train.checkpoint import find_checkpoint
+from mempo.train.optimizer import optimizer_step
 
 SETTINGS = """
 preset = "tiny"
@@ -69,7 +69,6 @@ def settings(taught: Path, run: Path) -> str:
 def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ctrl-C between the optimiser's step whose number is put into the list and what follows from it."""
     stops: list[int] = []
-    optimizer_step = sft.optimizer_step
     steps = itertools.count(1)
 
     def interrupted(*args: Any) -> float:
@@ -79,7 +78,7 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             signal.raise_signal(signal.SIGINT)
         return norm
 
-    monkeypatch.setattr(sft, "optimizer_step", interrupted)
+    monkeypatch.setattr("mempo.train.sft.optimizer_step", interrupted)
     return stops
 
 

@@ -42,7 +42,7 @@ def trained(options: list[str]) -> LocalPolicy:
     """The policy of a run's newest checkpoint, as training goes on with it: an adapter is not merged."""
     config = load_config("tiny", options)
     policy = make_policy(config)
-    load_weights(policy.model, find_checkpoint(Path(config.run_dir) / "sft")[0].model_folder)
+    load_weights(policy.model, find_checkpoint(Path(config.run_dir) / "sft")[0])
     return policy
 
 

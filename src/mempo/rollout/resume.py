@@ -35,11 +35,14 @@ def open_tries(tasks: Sequence[Task], group_size: int, done: Iterable[TryId]) ->
     return ((task, index) for task in tasks for index in range(group_size) if (task.id, index) not in finished)
 
 
-def check_same_kind(log: RunLog, run: RunInfo) -> None:
-    """Raise a ConfigError where the log is of another kind of run, a training for instance."""
+def check_same_kind(log: RunLog, run: RunInfo, *, setting: str = "--out") -> None:
+    """Raise a ConfigError where the log is of another kind of run, a training for instance.
+
+    `setting` is what names another folder.
+    """
     before, now = (_kind(info) for info in (log.header.run, run))
     if before != now:
-        raise ConfigError(f"{log.path} is of {before}, not of {now}: name another folder with --out")
+        raise ConfigError(f"{log.path} is of {before}, not of {now}: name another folder with {setting}")
 
 
 def check_same_run(log: RunLog, run: RunInfo, *, ignored: Iterable[str] = ()) -> None:

@@ -17,18 +17,19 @@ import dataclasses
 import fcntl
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from mempo.config import Config
-from mempo.core import ConfigError, Task, Tool, TrainingError, Trajectory, derive_seed
+from mempo.core import ConfigError, RunLogError, Task, Tool, TrainingError, Trajectory, derive_seed
 from mempo.policy.local import LocalPolicy
 from mempo.rewards.memory import MemoryProbes
 from mempo.rewards.outcome import trajectory_scores
 from mempo.rollout import make_context, make_rollout, make_system_prompt
-from mempo.runlog import RunLogWriter, collect_run_info, read_runlog
+from mempo.rollout.resume import check_same_kind
+from mempo.runlog import RunInfo, RunLogWriter, collect_run_info, read_runlog
 from mempo.text.prompts import prompts_hash
 from mempo.train.checkpoint import (
     Checkpoint,
@@ -127,6 +128,8 @@ async def run_training(
             restore(trainer, checkpoint, config)
         info = collect_run_info(config, seeds={"run": config.seed}, prompts_hash=prompts_hash(config.context.prompts))
         step = trainer.batches_done
+        if checkpoint is None:
+            refuse_other_logs(folder / "run.jsonl", info)
         with RunLogWriter.open(folder / "run.jsonl", info, from_step=step, fsync=config.log.fsync) as log:
             for fault in faults:
                 warn(str(fault))
@@ -262,6 +265,12 @@ def starting_point(folder: Path, config: Config) -> tuple[Checkpoint | None, lis
     prepare(folder / "checkpoints")
     checkpoint, faults = newest_checkpoint(folder / "checkpoints")
     return checkpoint, [f"{fault}; going on from {checkpoint.path.name}" for fault in faults if checkpoint]
+
+
+def refuse_other_logs(path: Path, info: RunInfo) -> None:
+    """Raise a ConfigError where the log is of another kind of run; none, or none that can be read, is the writer's."""
+    with suppress(RunLogError):
+        check_same_kind(read_runlog(path), info, setting="run_dir")
 
 
 def saved(checkpoint: Checkpoint, config: Config) -> str:

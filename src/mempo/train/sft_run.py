@@ -154,8 +154,12 @@ class _Run:
             )
         try:
             with interrupted_between_steps() as ask:
-                ask()
-                self._trainer.run(lambda result: (self._after_step(result), ask()))
+
+                def after_step(result: SftResult) -> None:
+                    self._after_step(result)
+                    ask()
+
+                self._trainer.run(after_step)
         except Interrupted:
             self._note(saved(self._save(), self._config))
             self._log.write_event("interrupted", "saved before leaving", step=self._trainer.progress.steps_done)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mempo.config import RolloutConfig, check
@@ -20,7 +22,7 @@ def test_lengths_that_are_proposed_fit_all_at_once(context: int, observation: in
         for option, tokens in zip(words[::2], words[1::2], strict=True)
     }
     assert set(proposed) == {"max_prompt_tokens", "max_response_tokens", "max_observation_tokens"}
-    rollout = RolloutConfig(**proposed)
+    rollout = dataclasses.replace(RolloutConfig(), **proposed)  # type: ignore[arg-type]
     check(rollout)
     check_room(rollout, context, "m")
     assert rollout.max_prompt_tokens + rollout.max_response_tokens == context

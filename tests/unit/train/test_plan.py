@@ -96,7 +96,10 @@ def test_the_cache_holds_every_row_that_runs_at_once() -> None:
 
 
 def test_an_evaluation_may_need_more_than_the_rollout_of_a_small_batch() -> None:
-    small = {"rollout": RolloutConfig(group_size=2, concurrency=10), "train": TrainConfig(batch_tasks=2)}
+    small: dict[str, Any] = {
+        "rollout": RolloutConfig(group_size=2, concurrency=10),
+        "train": TrainConfig(batch_tasks=2),
+    }
     never = make_plan(config(**small))
     assert never.phases["evaluation"] < never.phases["rollout"]
     tasks = EvalConfig(files=("held-out.jsonl",), every_batches=1)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.fixtures.toy import toy_config, toy_policy, toy_tasks
@@ -25,7 +26,7 @@ from mempo.config import Config as MempoConfig
 from mempo.core import CheckpointError, ConfigError, Passage, RetrievalError, TrainingError
 from mempo.env.search import SearchTool
 from mempo.retrieval.memory import MemoryRetriever
-from mempo.runlog import EventRecord, RunLog, read_runlog
+from mempo.runlog import EventRecord, RunLog, RunLogWriter, collect_run_info, read_runlog
 from mempo.train.assembly import adapt, make_policy
 from mempo.train.checkpoint import save_model
 from mempo.train.metrics import mean_scores
@@ -197,6 +198,19 @@ async def test_a_run_dir_that_is_no_folder_is_named(tmp_path: Path, name: str) -
     with pytest.raises(TrainingError, match=r"run_dir '.*run' cannot be used: .* Set it to another folder"):
         await run_training(config_in(place), parts())
     assert name != "a file" or place.read_text() == "mine"
+
+
+async def test_training_is_not_written_into_the_log_of_a_rollout(tmp_path: Path) -> None:
+    info = collect_run_info(config_in(tmp_path), seeds={}, prompts_hash="")
+    rollout = msgspec.structs.replace(info, config={"policy.model": "m"})
+    with RunLogWriter.open(tmp_path / "run.jsonl", rollout):
+        pass
+    before = (tmp_path / "run.jsonl").read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"is of `mempo rollout`, not of a training: name another folder with run_dir"
+    ):
+        await run_training(config_in(tmp_path), parts())
+    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 async def test_links_in_a_run_dir_are_not_followed(tmp_path: Path) -> None:
