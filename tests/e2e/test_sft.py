@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def settings(taught: Path, run: Path) -> str:
 
 
 @pytest.fixture
-def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Ctrl-C between the optimiser's step whose number is put into the list and what follows from it."""
     stops: list[int] = []
     steps = itertools.count(1)
@@ -79,7 +80,10 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return norm
 
     monkeypatch.setattr("mempo.train.sft.optimizer_step", interrupted)
-    return stops
+    # Where pytest runs in a shell's background, Ctrl-C is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield stops
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_tiny_policy_is_cloned_saved_and_logged(

@@ -76,7 +76,8 @@ def run(prog: str, argv: Sequence[str]) -> int:
         raise ConfigError("give at least one question, and none that is empty")
     fields = dataclasses.asdict(args.sampling)
     seed = fields.pop("seed")
-    rollout = RolloutConfig(**fields)
+    shortest = min(RolloutConfig().min_response_tokens, args.sampling.max_response_tokens)
+    rollout = RolloutConfig(min_response_tokens=shortest, **fields)
     check(rollout)
     check(args.context)
     make_context(args.context)  # a set of prompts that is not there is named now, not after loading a model

@@ -29,7 +29,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 floats = st.floats(0, 1e30, exclude_min=True)
 configs = st.builds(
     Config,
-    run_dir=texts,
+    run_dir=texts.map(lambda text: f"r{text}"),
     seed=st.integers(0, 2**63 - 1),
     model=st.builds(ModelConfig, path=texts.map(lambda text: f"m{text}"), device=texts),
     tasks=st.builds(TaskConfig, files=st.lists(texts.map(lambda text: f"/{text.strip('/.')}x")).map(tuple)),
