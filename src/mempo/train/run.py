@@ -258,7 +258,8 @@ def starting_point(folder: Path, config: Config) -> tuple[Checkpoint | None, lis
         raise ConfigError(f"{final} would be replaced, and is of no run of mempo: set run_dir to another folder")
     if not config.checkpoint.resume:
         for name in ("run.jsonl", "checkpoints"):
-            if (folder / name).exists():
+            place = folder / name
+            if place.is_file() or any(place.glob("*")):  # a run that failed at once leaves the folder, and it empty
                 raise ConfigError(
                     f"{folder} holds a run already ({name}), and checkpoint.resume is false: set run_dir to another one"
                 )

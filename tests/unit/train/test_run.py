@@ -265,6 +265,13 @@ async def test_without_resume_a_folder_with_a_run_is_refused(tmp_path: Path) -> 
         await run_training(config, parts())
 
 
+async def test_without_resume_a_run_that_failed_at_once_may_be_started_again(tmp_path: Path) -> None:
+    config = config_in(tmp_path, batches=1, checkpoint=CheckpointConfig(resume=False))
+    with pytest.raises(TrainingError, match="only 0 tasks"):
+        await run_training(config, dataclasses.replace(parts(), tasks=[]))
+    await run_training(config, parts())
+
+
 async def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
     first = asyncio.create_task(run_training(config_in(tmp_path, batches=50), parts()))
     await asyncio.sleep(0)
