@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,16 @@ SHOWN = {
     "train/kl": "KL {:.4f}",
     "tokens_per_second": "{:.0f} tokens/s",
 }
+
+
+def warn(message: str) -> None:
+    """Something that may be wrong, to the standard error."""
+    note(f"warning: {message}")
+
+
+def note(message: str) -> None:
+    """What a run does beside its figures, to the standard error."""
+    print(message, file=sys.stderr)
 
 
 class Display:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mempo.cli import rollout
-from mempo.cli.progress import observers
+from mempo.cli.progress import note, observers, warn
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import FAILURES, ConfigError, MissingExtraError, Task, Trajectory
@@ -103,7 +103,7 @@ def sft(prog: str, argv: Sequence[str]) -> int:
             for watch in watchers:
                 watch("sft", result.step, result.metrics)
 
-        run = run_sft(config, make_policy(config), tools, observe=observe, warn=_warn, note=_note)
+        run = run_sft(config, make_policy(config), tools, observe=observe, warn=warn, note=note)
     counts, progress = run.data.counts, run.trainer.progress
     print(
         f"trajectories: {', '.join(f'{counts[verdict]} {verdict}' for verdict in Verdict)}; "
@@ -260,11 +260,3 @@ def _figures(result: SftResult, trainer: SftTrainer) -> str:
 def _lowest(loss: float) -> str:
     """Nothing where no task is held out."""
     return f", lowest held-out loss {loss:.4f}" if math.isfinite(loss) else ""
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
-
-
-def _note(message: str) -> None:
-    print(message, file=sys.stderr)

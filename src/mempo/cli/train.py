@@ -14,6 +14,7 @@ from typing import Annotated
 
 import tyro
 
+from mempo.cli.progress import note, warn
 from mempo.cli.wiring import make_http_retriever
 from mempo.config import Config, ModelConfig, RetrieverConfig, load_config, presets, require_inputs
 from mempo.core import ConfigError, MissingExtraError, RetrievalError, WrongServiceError
@@ -90,7 +91,7 @@ def export(prog: str, argv: Sequence[str]) -> int:
 
     checkpoint, faults = find_checkpoint(args.source)
     for fault in faults:
-        _warn(str(fault))
+        warn(str(fault))
     export_checkpoint(checkpoint, args.out)
     print(f"wrote {args.out}: {checkpoint.path.name}, {checkpoint.manifest.steps_done} optimiser steps")
     print(f"ask it: {_run_command(checkpoint.config, args.out)}")
@@ -151,7 +152,7 @@ async def _train(config: Config, stack: ExitStack) -> int:
             for watcher in watching:
                 watcher(split, step, metrics)
 
-        trainer = await run_training(config, parts, observe=observe, warn=_warn, note=_note)
+        trainer = await run_training(config, parts, observe=observe, warn=warn, note=note)
     finally:
         await train_retriever.aclose()
         await eval_retriever.aclose()
@@ -182,14 +183,6 @@ def _check_model(settings: ModelConfig) -> None:
 
     resolve_device(settings.device)
     check_folder(settings.path)
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
-
-
-def _note(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def _require_training() -> None:

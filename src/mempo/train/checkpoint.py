@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from mempo.config import Config, key_values, load_config, render_toml
+from mempo.config.sections import Count
 from mempo.core import CheckpointError, ConfigError, MempoError, Task
 from mempo.core.files import atomic_write
 from mempo.policy.models import load_adapter, load_tokenizer, quiet
@@ -51,9 +52,6 @@ SAME_RUN = ("seed", "model.path", "model.dtype", "model.lora", "model.tiny", "ta
 
 _NAME = re.compile(r"batch-(\d{6,})")
 _ASIDE = re.compile(rf"\.(batch-\d+|{POINTER})\..*tmp")
-
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
